@@ -1,0 +1,310 @@
+"""Which policy does a variant have, and into how many splits does it cut a row?
+
+The truth is ``kernels/include/topk_lab/policy.hpp``; this module is the copy that plans and
+twins use. A test compares the two through the probe kernel of each code object, on every bound
+and on both sides of it.
+
+Source of the numbers: vLLM ``csrc/libtorch_stable/sampler.cu`` as of #56743.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+__all__ = [
+    "ABLATIONS",
+    "POLICIES",
+    "TopKPolicy",
+    "Variant",
+    "active_splits",
+    "gate_refusal",
+    "max_splits",
+    "parse_variant",
+]
+
+KIBI = 1024
+
+FINAL_PADS = ("after_all", "neg_inf", "neg_flt_max")
+FINAL_ORDERS = ("rank_count", "radix_sort", "by_size")
+
+# Up to this many final items the rank count beats a sort of the whole buffer (final_order="by_size").
+RANK_COUNT_LIMIT = 128
+
+GENERIC_SPLIT_COLUMNS = 200_000
+GENERIC_RANK_COUNT_COLUMNS = 12_288
+GENERIC_SPLITS = 10
+K512_MAX_ROWS = 384
+K512_MAX_COLUMNS = 1024 * KIBI
+
+
+@dataclass(frozen=True)
+class TopKPolicy:
+    """The named fields in which the vLLM kernels differ.
+
+    Attributes
+    ----------
+    block_size, merge_block_size : int
+        Threads of a block that selects (a split of) a row, and of one that merges splits.
+    final_capacity : int
+        Final items that fit on chip; a larger threshold bin is refined further.
+    max_k : int
+        Largest k.
+    count_neg_inf : bool
+        Each thread counts its -inf logits and adds them to their bin once.
+    fits_rule : bool
+        A threshold bin that holds -inf never becomes final items before step 3.
+    final_pad : {"after_all", "neg_inf", "neg_flt_max"}
+        Key of the places that the final sort fills up with; its index is -1.
+    final_order : {"rank_count", "radix_sort", "by_size"}
+        How final items are ordered.
+    """
+
+    block_size: int
+    merge_block_size: int
+    final_capacity: int
+    max_k: int
+    count_neg_inf: bool
+    fits_rule: bool
+    final_pad: str
+    final_order: str
+
+    @property
+    def unsound_because(self) -> str | None:
+        """Why this policy may return a pad in place of a logit, or None if it can't."""
+        if self.final_pad == "after_all" or (self.final_pad == "neg_inf" and self.fits_rule):
+            return None
+        if self.final_pad == "neg_inf":
+            return "final_pad=neg_inf ties with real -inf logits when fits_rule=false"
+        return "final_pad=neg_flt_max orders before (or ties with) real logits"
+
+    @property
+    def sound(self) -> bool:
+        """True if every result is exact."""
+        return self.unsound_because is None
+
+
+POLICIES = {
+    "vllm_generic": TopKPolicy(
+        block_size=512,
+        merge_block_size=1024,
+        final_capacity=2048,
+        max_k=2048,
+        count_neg_inf=False,
+        fits_rule=False,
+        final_pad="after_all",
+        final_order="radix_sort",
+    ),
+    "vllm_k512": TopKPolicy(
+        block_size=1024,
+        merge_block_size=1024,
+        final_capacity=1024,
+        max_k=512,
+        count_neg_inf=True,
+        fits_rule=True,
+        final_pad="neg_inf",
+        final_order="by_size",
+    ),
+}
+
+# The compiled departures from a policy: kernel-name suffix -> the fields that differ.
+ABLATIONS = {
+    "vllm_k512": {
+        "no_count": {"count_neg_inf": False},
+        "capacity_2048": {"final_capacity": 2048},
+        "no_fits_rule": {"fits_rule": False},
+        "pad_after_all": {"final_pad": "after_all"},
+        "no_fits_rule_pad_after_all": {"fits_rule": False, "final_pad": "after_all"},
+        "pad_neg_flt_max": {"final_pad": "neg_flt_max"},
+        "no_fits_rule_pad_neg_flt_max": {"fits_rule": False, "final_pad": "neg_flt_max"},
+    },
+    "vllm_generic": {},
+}
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A variant's name with its policy.
+
+    Attributes
+    ----------
+    name : str
+        Key of `POLICIES`.
+    policy : TopKPolicy
+        The policy, with any field changed that the caller named.
+    """
+
+    name: str
+    policy: TopKPolicy
+
+    @property
+    def changes(self) -> dict[str, object]:
+        """Fields in which the policy departs from the variant's own."""
+        default = POLICIES[self.name]
+        return {
+            field.name: getattr(self.policy, field.name)
+            for field in dataclasses.fields(TopKPolicy)
+            if getattr(self.policy, field.name) != getattr(default, field.name)
+        }
+
+    @property
+    def ablation(self) -> str | None:
+        """Suffix of the compiled ablation with these changes; "" for none, None if not compiled."""
+        changes = self.changes
+        if not changes:
+            return ""
+        for suffix, fields in ABLATIONS[self.name].items():
+            if fields == changes:
+                return suffix
+        return None
+
+    def __str__(self) -> str:
+        if not self.changes:
+            return self.name
+        fields = ",".join(
+            f"{name}={str(value).lower() if isinstance(value, bool) else value}"
+            for name, value in self.changes.items()
+        )
+        return f"{self.name}[{fields}]"
+
+
+def _field_value(name: str, text: str) -> object:
+    default = getattr(POLICIES["vllm_k512"], name)
+    if isinstance(default, bool):
+        if text not in ("true", "false"):
+            raise ValueError(f"policy field {name} must be true or false, got {text!r}")
+        return text == "true"
+    if isinstance(default, int):
+        if not text.isdecimal():
+            raise ValueError(f"policy field {name} must be a whole number, got {text!r}")
+        return int(text)
+    allowed = {"final_pad": FINAL_PADS, "final_order": FINAL_ORDERS}[name]
+    if text not in allowed:
+        raise ValueError(f"policy field {name} must be one of {', '.join(allowed)}, got {text!r}")
+    return text
+
+
+def parse_variant(text: str) -> Variant:
+    """Read ``name`` or ``name[field=value,...]``.
+
+    Parameters
+    ----------
+    text : str
+        For example ``"vllm_k512"`` or ``"vllm_k512[fits_rule=false,final_pad=after_all]"``.
+
+    Returns
+    -------
+    Variant
+        The variant with the named policy fields replaced.
+
+    Raises
+    ------
+    ValueError
+        Unknown name or field, or a value that the field does not take.
+    """
+    name, bracket, rest = text.partition("[")
+    if name not in POLICIES:
+        raise ValueError(f"variant must be one of {', '.join(POLICIES)}, got {text!r}")
+    policy = POLICIES[name]
+    if not bracket:
+        return Variant(name, policy)
+    if not rest.endswith("]"):
+        raise ValueError(f"variant must read name[field=value,...], got {text!r}")
+    changes: dict[str, object] = {}
+    known = [field.name for field in dataclasses.fields(TopKPolicy)]
+    for item in filter(None, rest[:-1].split(",")):
+        field, equals, value = (part.strip() for part in item.partition("="))
+        if field not in known or not equals:
+            raise ValueError(f"policy field must be one of {', '.join(known)}, got {item.strip()!r}")
+        changes[field] = _field_value(field, value)
+    return Variant(name, dataclasses.replace(policy, **changes))
+
+
+def max_splits(name: str, num_rows: int, num_cols: int) -> int:
+    """Blocks that a row is given at launch: a function of the shape alone.
+
+    Parameters
+    ----------
+    name : str
+        Key of `POLICIES`.
+    num_rows, num_cols : int
+        Shape of the logits.
+
+    Returns
+    -------
+    int
+        Second grid dimension, and the splits that the workspace holds; 1 means no merge.
+    """
+    if name == "vllm_generic":
+        return GENERIC_SPLITS if num_cols >= GENERIC_SPLIT_COLUMNS else 1
+    if num_rows <= 32 and num_cols > 16 * KIBI:
+        return 16
+    if num_rows <= 128 and num_cols > 64 * KIBI:
+        return 10
+    if num_rows <= 160 and num_cols > 256 * KIBI:
+        return 3
+    if num_rows <= 256 and num_cols > 256 * KIBI:
+        return 2
+    return 1
+
+
+def active_splits(name: str, num_rows: int, row_len: int, split_limit: int) -> int:
+    """Blocks that work on a row: chosen on the device from the live length, at every replay.
+
+    Parameters
+    ----------
+    name : str
+        Key of `POLICIES`.
+    num_rows : int
+        Rows of the launch.
+    row_len : int
+        Live length of the row.
+    split_limit : int
+        `max_splits` of the launch.
+
+    Returns
+    -------
+    int
+        At least 1, at most `split_limit`; every active split of ``vllm_k512`` has 512 columns or more.
+    """
+    if name == "vllm_generic":
+        return split_limit
+    if num_rows <= 32:
+        steps = ((256 * KIBI, 16), (128 * KIBI, 10), (16 * KIBI, 8))
+    elif num_rows <= 128:
+        steps = ((512 * KIBI, 10), (64 * KIBI, 4))
+    elif num_rows <= 160:
+        steps = ((256 * KIBI, 3),)
+    elif num_rows <= 256:
+        steps = ((256 * KIBI, 2),)
+    else:
+        steps = ()
+    wanted = next((splits for bound, splits in steps if row_len > bound), 1)
+    return min(wanted, split_limit, max(1, row_len // 512))
+
+
+def gate_refusal(name: str, num_rows: int, num_cols: int, k: int) -> str | None:
+    """Why the variant does not take this shape, or None if it does.
+
+    Parameters
+    ----------
+    name : str
+        Key of `POLICIES`.
+    num_rows, num_cols, k : int
+        Shape of the call.
+
+    Returns
+    -------
+    str or None
+        One line: the argument, what is required, what came.
+    """
+    if name == "vllm_k512":
+        if k != 512:
+            return f"k must be 512 for vllm_k512, got {k}"
+        if num_rows > K512_MAX_ROWS:
+            return f"num_rows must be at most {K512_MAX_ROWS} for vllm_k512, got {num_rows}"
+        if num_cols > K512_MAX_COLUMNS:
+            return f"num_cols must be at most {K512_MAX_COLUMNS} for vllm_k512, got {num_cols}"
+        return None
+    limit = POLICIES[name].max_k
+    return None if 1 <= k <= limit else f"k must be in [1, {limit}] for {name}, got {k}"
