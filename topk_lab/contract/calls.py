@@ -1,0 +1,282 @@
+"""Is this a right call, and what does it ask for?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from topk_lab.contract.lengths import (
+    check_length_arguments,
+    check_per_row_shape,
+    check_seq_lens_shape,
+)
+from topk_lab.contract.words import (
+    INT32_MAX,
+    MAX_COLUMNS,
+    ORDERS,
+    TIE_BREAKS,
+    check_word,
+    dtype_name,
+    positive_int,
+    type_name,
+)
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call that passed `check_call`, its lengths in one form.
+
+    Attributes
+    ----------
+    num_rows, num_cols, k : int
+    row_stride : int
+        Elements from one row of the logits to the next; may be 0 or below `num_cols`.
+    next_n : int
+        0: `lengths` are the row ends (num_rows,); else they are sequence lengths
+        (num_rows / next_n,), see `row_ends_from`.
+    lengths : int32 tensor or None
+        1-D and contiguous, on the device of the logits; None if every column is live.
+    row_starts : (num_rows,) int32 tensor or None
+    out : (num_rows, k) int32 tensor or None
+        Any row stride of at least k.
+    values_out : (num_rows, k) float32 tensor or None
+        Any row stride of at least k.
+    tie_break, order : str
+    workspace : 1-D uint8 tensor or None
+        Its size is the plan's to check, by `check_workspace`.
+    """
+
+    num_rows: int
+    num_cols: int
+    k: int
+    row_stride: int
+    next_n: int
+    lengths: torch.Tensor | None
+    row_starts: torch.Tensor | None
+    out: torch.Tensor | None
+    values_out: torch.Tensor | None
+    tie_break: str
+    order: str
+    workspace: torch.Tensor | None = None
+
+
+def check_call(
+    logits: torch.Tensor,
+    k: int,
+    *,
+    row_ends: torch.Tensor | None = None,
+    row_starts: torch.Tensor | None = None,
+    seq_lens: torch.Tensor | None = None,
+    next_n: int = 1,
+    out: torch.Tensor | None = None,
+    values_out: torch.Tensor | None = None,
+    workspace: torch.Tensor | None = None,
+    tie_break: str = "any",
+    order: str = "any",
+) -> Call:
+    """Refuse what the host can see to be wrong, before anything is launched or written.
+
+    Parameters
+    ----------
+    logits : (num_rows, num_cols) float32 tensor
+        Last dimension contiguous, any row stride (0: one row shared by all).
+    k : int
+        At least 1. What a variant takes at most is the variant's to check.
+    row_ends, row_starts : (num_rows,) int32 tensor, contiguous, optional
+    seq_lens : (num_rows / next_n,) or (batch, next_n) int32 tensor, contiguous, optional
+        In place of `row_ends`.
+    next_n : int, default 1
+        Rows per sequence of a 1-D `seq_lens`.
+    out : (num_rows, k) int32 tensor, optional
+        Last dimension contiguous, row stride at least k, sharing memory with nothing else.
+    values_out : (num_rows, k) float32 tensor, optional
+        As `out`.
+    workspace : 1-D uint8 tensor, contiguous, optional
+    tie_break : {"any", "lowest"}
+    order : {"any", "index", "value"}
+
+    Returns
+    -------
+    Call
+
+    Raises
+    ------
+    TypeError
+        Not a tensor, or a wrong dtype or device.
+    ValueError
+        A wrong shape, stride, number or word, or two length arguments that exclude each other. Each
+        message names the argument, what was required and what came.
+    """
+    _check_tensor("logits", logits, "float32")
+    if logits.ndim != 2:
+        raise ValueError(f"logits must have shape (num_rows, num_cols), got {tuple(logits.shape)}")
+    num_rows, num_cols = logits.shape
+    for dimension, size in (("rows", num_rows), ("columns", num_cols)):
+        if size > MAX_COLUMNS:
+            raise ValueError(f"logits must have at most {MAX_COLUMNS} {dimension}, got {size}")
+    row_stride, column_stride = logits.stride()
+    if column_stride != 1 and num_cols > 1:
+        raise ValueError(
+            "logits must be contiguous in the last dimension (stride 1), "
+            f"got strides {logits.stride()}"
+        )
+    if num_rows * row_stride * 4 >= 2**63:
+        raise ValueError(
+            f"logits must span less than 2**63 bytes, got {num_rows} rows of stride {row_stride}"
+        )
+    k = positive_int("k", k)
+    if k > INT32_MAX:
+        raise ValueError(f"k must be at most {INT32_MAX}, got {k}")
+    next_n = positive_int("next_n", next_n)
+    check_word("tie_break", tie_break, TIE_BREAKS)
+    check_word("order", order, ORDERS)
+
+    check_length_arguments(row_ends, row_starts, seq_lens, next_n)
+    device = logits.device
+    lengths, lengths_next_n = row_ends, 0
+    if row_ends is not None:
+        _check_lengths("row_ends", row_ends, device)
+        check_per_row_shape("row_ends", tuple(row_ends.shape), num_rows)
+    if row_starts is not None:
+        _check_lengths("row_starts", row_starts, device)
+        check_per_row_shape("row_starts", tuple(row_starts.shape), num_rows)
+    if seq_lens is not None:
+        _check_lengths("seq_lens", seq_lens, device)
+        check_seq_lens_shape(tuple(seq_lens.shape), num_rows, next_n)
+        lengths = seq_lens.view(-1)
+        lengths_next_n = next_n if seq_lens.ndim == 1 else 0
+
+    written = {"out": out, "values_out": values_out, "workspace": workspace}
+    if out is not None:
+        _check_output("out", out, "int32", device, num_rows, k)
+    if values_out is not None:
+        _check_output("values_out", values_out, "float32", device, num_rows, k)
+    if workspace is not None:
+        _check_tensor("workspace", workspace, "uint8", device)
+        if workspace.ndim != 1 or not workspace.is_contiguous():
+            raise ValueError(
+                f"workspace must be 1-D and contiguous, got shape {tuple(workspace.shape)} "
+                f"and strides {workspace.stride()}"
+            )
+    if any(tensor is not None for tensor in written.values()):
+        read = {
+            "logits": logits,
+            "row_ends": row_ends,
+            "row_starts": row_starts,
+            "seq_lens": seq_lens,
+        }
+        _check_disjoint(written, read)
+    return Call(
+        num_rows,
+        num_cols,
+        k,
+        row_stride,
+        lengths_next_n,
+        lengths,
+        row_starts,
+        out,
+        values_out,
+        tie_break,
+        order,
+        workspace,
+    )
+
+
+def check_workspace(workspace: torch.Tensor | None, required_bytes: int) -> None:
+    """Refuse a workspace that is too small for its plan.
+
+    Parameters
+    ----------
+    workspace : 1-D uint8 tensor or None
+    required_bytes : int
+
+    Raises
+    ------
+    ValueError
+        Fewer than `required_bytes`, or none where some are required.
+    """
+    if required_bytes and workspace is None:
+        raise ValueError(f"workspace must hold {required_bytes} bytes, got None")
+    if workspace is not None and workspace.numel() < required_bytes:
+        raise ValueError(
+            f"workspace must hold at least {required_bytes} bytes, got {workspace.numel()}"
+        )
+
+
+def _check_tensor(name: str, value: Any, dtype: str, device: Any = None) -> None:
+    import torch
+
+    if not isinstance(value, torch.Tensor):
+        raise TypeError(f"{name} must be a torch.Tensor, got {type_name(value)}")
+    if value.layout is not torch.strided:
+        raise TypeError(f"{name} must be a dense tensor, got layout {value.layout}")
+    if value.dtype is not getattr(torch, dtype):
+        raise TypeError(f"{name} must be {dtype}, got {dtype_name(value)}")
+    if device is not None and value.device != device:
+        raise TypeError(f"{name} must be on the device of logits, {device}, got {value.device}")
+
+
+def _check_lengths(name: str, value: Any, device: Any) -> None:
+    _check_tensor(name, value, "int32", device)
+    if not value.is_contiguous():
+        raise ValueError(f"{name} must be contiguous, got strides {value.stride()}")
+
+
+def _check_output(name: str, value: Any, dtype: str, device: Any, num_rows: int, k: int) -> None:
+    _check_tensor(name, value, dtype, device)
+    if tuple(value.shape) != (num_rows, k):
+        raise ValueError(
+            f"{name} must have shape (num_rows, k) = ({num_rows}, {k}), got {tuple(value.shape)}"
+        )
+    row_stride, column_stride = value.stride()
+    if column_stride != 1 and k > 1:
+        raise ValueError(
+            f"{name} must be contiguous in the last dimension (stride 1), got strides {value.stride()}"
+        )
+    if row_stride < k and num_rows > 1:
+        raise ValueError(
+            f"{name} must have a row stride of at least k = {k}, got strides {value.stride()}"
+        )
+
+
+def _memory(tensor: torch.Tensor) -> tuple[int, int, int, int]:
+    """First byte, bytes a row, bytes from row to row, rows: a 1-D tensor is one row."""
+    size = tensor.element_size()
+    if tensor.ndim == 1:
+        return tensor.data_ptr(), tensor.shape[0] * size, 0, 1
+    return tensor.data_ptr(), tensor.shape[1] * size, tensor.stride(0) * size, tensor.shape[0]
+
+
+def _check_disjoint(
+    written: dict[str, torch.Tensor | None], read: dict[str, torch.Tensor | None]
+) -> None:
+    """Refuse written memory that something else of the call uses too.
+
+    Rows that interleave in one buffer are told apart when both have the same row stride.
+    """
+    import torch
+
+    if torch.compiler.is_compiling():
+        return  # tensors without addresses; the compiled call checks its own
+    regions = [
+        (name, _memory(tensor))
+        for name, tensor in {**written, **read}.items()
+        # A fake tensor is a subclass; like a meta tensor it has no memory.
+        if type(tensor) is torch.Tensor and tensor.numel() and tensor.device.type != "meta"
+    ]
+    for position, (name, (first, width, stride, rows)) in enumerate(regions):
+        if name not in written:
+            break
+        end = first + (rows - 1) * stride + width
+        for other, (other_first, other_width, other_stride, other_rows) in regions[position + 1 :]:
+            other_end = other_first + (other_rows - 1) * other_stride + other_width
+            if end <= other_first or other_end <= first:
+                continue
+            if stride == other_stride > 0:
+                offset = (other_first - first) % stride
+                if offset >= width and offset + other_width <= stride:
+                    continue
+            raise ValueError(f"{name} must not share memory with {other}, got overlapping tensors")

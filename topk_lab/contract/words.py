@@ -1,0 +1,50 @@
+"""Which words and bounds do the contract's arguments take, and how does an error name them?"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+NO_INDEX = -1
+UNWRITTEN = -777  # what a careful caller fills `out` with, so that a slot nobody wrote shows
+TIE_BREAKS = ("any", "lowest")
+ORDERS = ("any", "index", "value")
+INT32_MAX = 2**31 - 1
+MAX_COLUMNS = INT32_MAX  # the most that an int32 index can name
+
+
+def type_name(value: Any) -> str:
+    module = type(value).__module__
+    return (
+        type(value).__qualname__ if module == "builtins" else f"{module}.{type(value).__qualname__}"
+    )
+
+
+def dtype_name(value: Any) -> str:
+    dtype = getattr(value, "dtype", None)
+    return type_name(value) if dtype is None else str(dtype).removeprefix("torch.")
+
+
+def positive_int(name: str, value: Any) -> int:
+    if isinstance(value, np.integer):
+        value = int(value)
+    # A tensor has __index__ too, but reading it would wait for the device.
+    if isinstance(value, bool) or not hasattr(value, "__index__") or hasattr(value, "dtype"):
+        raise TypeError(f"{name} must be an int, got {value!r} ({type_name(value)})")
+    if value < 1:
+        raise ValueError(f"{name} must be at least 1, got {value}")
+    return value
+
+
+def check_word(name: str, value: Any, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {value!r}")
+
+
+def as_array(name: str, value: Any) -> np.ndarray:
+    if hasattr(value, "detach"):
+        return value.detach().cpu().numpy()
+    if isinstance(value, np.ndarray | np.generic):
+        return np.asarray(value)
+    raise TypeError(f"{name} must be a tensor or an ndarray, got {type_name(value)}")
