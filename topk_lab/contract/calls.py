@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -114,9 +115,11 @@ def check_call(
     if logits.ndim != 2:
         raise ValueError(f"logits must have shape (num_rows, num_cols), got {tuple(logits.shape)}")
     num_rows, num_cols = logits.shape
-    for dimension, size in (("rows", num_rows), ("columns", num_cols)):
-        if size > MAX_COLUMNS:
-            raise ValueError(f"logits must have at most {MAX_COLUMNS} {dimension}, got {size}")
+    if num_rows > INT32_MAX or num_cols > MAX_COLUMNS:
+        raise ValueError(
+            f"logits must have at most {INT32_MAX} rows and {MAX_COLUMNS} columns, "
+            f"got shape {tuple(logits.shape)}"
+        )
     row_stride, column_stride = logits.stride()
     if column_stride != 1 and num_cols > 1:
         raise ValueError(
@@ -149,7 +152,6 @@ def check_call(
         lengths = seq_lens.view(-1)
         lengths_next_n = next_n if seq_lens.ndim == 1 else 0
 
-    written = {"out": out, "values_out": values_out, "workspace": workspace}
     if out is not None:
         _check_output("out", out, "int32", device, num_rows, k)
     if values_out is not None:
@@ -161,14 +163,16 @@ def check_call(
                 f"workspace must be 1-D and contiguous, got shape {tuple(workspace.shape)} "
                 f"and strides {workspace.stride()}"
             )
-    if any(tensor is not None for tensor in written.values()):
-        read = {
-            "logits": logits,
-            "row_ends": row_ends,
-            "row_starts": row_starts,
-            "seq_lens": seq_lens,
-        }
-        _check_disjoint(written, read)
+    if not (out is values_out is workspace is None or logits.is_meta):
+        _check_disjoint(
+            (("out", out), ("values_out", values_out), ("workspace", workspace)),
+            (
+                ("logits", logits),
+                ("row_ends", row_ends),
+                ("row_starts", row_starts),
+                ("seq_lens", seq_lens),
+            ),
+        )
     return Call(
         num_rows,
         num_cols,
@@ -234,7 +238,8 @@ def _check_output(name: str, value: Any, dtype: str, device: Any, num_rows: int,
     row_stride, column_stride = value.stride()
     if column_stride != 1 and k > 1:
         raise ValueError(
-            f"{name} must be contiguous in the last dimension (stride 1), got strides {value.stride()}"
+            f"{name} must be contiguous in the last dimension (stride 1), "
+            f"got strides {value.stride()}"
         )
     if row_stride < k and num_rows > 1:
         raise ValueError(
@@ -242,16 +247,9 @@ def _check_output(name: str, value: Any, dtype: str, device: Any, num_rows: int,
         )
 
 
-def _memory(tensor: torch.Tensor) -> tuple[int, int, int, int]:
-    """First byte, bytes a row, bytes from row to row, rows: a 1-D tensor is one row."""
-    size = tensor.element_size()
-    if tensor.ndim == 1:
-        return tensor.data_ptr(), tensor.shape[0] * size, 0, 1
-    return tensor.data_ptr(), tensor.shape[1] * size, tensor.stride(0) * size, tensor.shape[0]
-
-
 def _check_disjoint(
-    written: dict[str, torch.Tensor | None], read: dict[str, torch.Tensor | None]
+    written: Iterable[tuple[str, torch.Tensor | None]],
+    read: Iterable[tuple[str, torch.Tensor | None]],
 ) -> None:
     """Refuse written memory that something else of the call uses too.
 
@@ -261,18 +259,10 @@ def _check_disjoint(
 
     if torch.compiler.is_compiling():
         return  # tensors without addresses; the compiled call checks its own
-    regions = [
-        (name, _memory(tensor))
-        for name, tensor in {**written, **read}.items()
-        # A fake tensor is a subclass; like a meta tensor it has no memory.
-        if type(tensor) is torch.Tensor and tensor.numel() and tensor.device.type != "meta"
-    ]
-    for position, (name, (first, width, stride, rows)) in enumerate(regions):
-        if name not in written:
-            break
-        end = first + (rows - 1) * stride + width
-        for other, (other_first, other_width, other_stride, other_rows) in regions[position + 1 :]:
-            other_end = other_first + (other_rows - 1) * other_stride + other_width
+    writes = _regions(written)
+    others = writes + _regions(read)
+    for position, (name, first, end, width, stride) in enumerate(writes, start=1):
+        for other, other_first, other_end, other_width, other_stride in others[position:]:
             if end <= other_first or other_end <= first:
                 continue
             if stride == other_stride > 0:
@@ -280,3 +270,23 @@ def _check_disjoint(
                 if offset >= width and offset + other_width <= stride:
                     continue
             raise ValueError(f"{name} must not share memory with {other}, got overlapping tensors")
+
+
+def _regions(
+    tensors: Iterable[tuple[str, torch.Tensor | None]],
+) -> list[tuple[str, int, int, int, int]]:
+    """Name, first byte, end, bytes of a row, bytes from row to row; a 1-D tensor is one row."""
+    import torch
+
+    regions = []
+    for name, tensor in tensors:
+        # A fake tensor is a subclass; it has no memory.
+        if type(tensor) is not torch.Tensor or not tensor.numel():
+            continue
+        size = tensor.element_size()
+        first = tensor.data_ptr()
+        shape = tensor.shape
+        width = shape[-1] * size
+        stride = tensor.stride(0) * size if len(shape) == 2 else 0
+        regions.append((name, first, first + (shape[0] - 1) * stride + width, width, stride))
+    return regions

@@ -20,8 +20,8 @@ def row_ends_from(
     Parameters
     ----------
     seq_lens : (batch,) or (batch, next_n) integer tensor or ndarray
-        1-D: length of each sequence in tokens, the `next_n` new ones included; token j of sequence b
-        sees ``seq_lens[b] - next_n + j + 1`` of them. 2-D: what each token sees.
+        1-D: length of each sequence in tokens, its `next_n` new ones included; token j of sequence
+        b sees ``seq_lens[b] - next_n + j + 1`` of them. 2-D: what each token sees.
     next_n : int, default 1
         Tokens scored per sequence. A 2-D `seq_lens` brings its own; 1 is then accepted too.
     compress_ratio : int, default 1
@@ -39,9 +39,9 @@ def row_ends_from(
 
     Notes
     -----
-    The order matters: with 9 tokens, two of them new, and 4 tokens a column, both rows see 2 columns
-    (``8 // 4`` and ``9 // 4``); ``9 // 4`` expanded afterwards would give 1 and 2. Source: the metadata builder of vLLM's
-    sparse indexer, ``vllm/v1/attention/backends/mla/indexer.py``.
+    The order matters: with 9 tokens, two of them new, and 4 tokens a column, both rows see two
+    columns (``8 // 4`` and ``9 // 4``); ``9 // 4`` expanded afterwards would give 1 and 2. Source:
+    the metadata builder of vLLM's sparse indexer, ``vllm/v1/attention/backends/mla/indexer.py``.
 
     Examples
     --------
@@ -138,6 +138,7 @@ def live_bounds(
 
 
 def check_length_arguments(row_ends: Any, row_starts: Any, seq_lens: Any, next_n: int) -> None:
+    """Refuse length arguments that exclude or need each other."""
     if row_ends is not None and seq_lens is not None:
         raise ValueError("row_ends or seq_lens must be None, got both")
     if row_starts is not None and row_ends is None:
@@ -147,23 +148,26 @@ def check_length_arguments(row_ends: Any, row_starts: Any, seq_lens: Any, next_n
 
 
 def check_per_row_shape(name: str, shape: tuple[int, ...], num_rows: int) -> None:
+    """Refuse a shape other than (num_rows,)."""
     if shape != (num_rows,):
         raise ValueError(f"{name} must have shape (num_rows,) = ({num_rows},), got {shape}")
 
 
 def check_seq_lens_shape(shape: tuple[int, ...], num_rows: int, next_n: int) -> None:
+    """Refuse sequence lengths that do not make num_rows rows."""
     if len(shape) == 1:
         if num_rows % next_n:
             raise ValueError(f"next_n must divide num_rows = {num_rows}, got {next_n}")
         if shape[0] * next_n != num_rows:
             raise ValueError(
-                f"seq_lens must have shape (num_rows / next_n,) = ({num_rows // next_n},), got {shape}"
+                f"seq_lens must have shape (num_rows / next_n,) = ({num_rows // next_n},), "
+                f"got {shape}"
             )
     elif len(shape) != 2 or shape[0] * shape[1] != num_rows or next_n not in (1, shape[1]):
         per_sequence = "next_n" if next_n == 1 else f"next_n = {next_n}"
         raise ValueError(
-            f"seq_lens must have shape (batch,) or (batch, {per_sequence}) with num_rows = {num_rows} "
-            f"in all, got {shape}"
+            f"seq_lens must have shape (batch,) or (batch, {per_sequence}) "
+            f"with num_rows = {num_rows} in all, got {shape}"
         )
 
 

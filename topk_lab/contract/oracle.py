@@ -90,8 +90,8 @@ class Violation:
         The row; None if the whole array is meant.
     kind : str
         One of `KINDS`: ``shape`` and ``dtype`` of the whole array; ``unwritten`` a negative other
-        than -1; ``out_of_range`` at or past n_r; ``duplicate`` one index in two slots; ``hole`` a -1
-        with an index behind it; ``missing`` and ``extra`` fewer or more indices than m;
+        than -1; ``out_of_range`` at or past n_r; ``duplicate`` one index in two slots; ``hole`` a
+        -1 with an index behind it; ``missing`` and ``extra`` fewer or more indices than m;
         ``wrong_values`` a greater logit was left out; ``tie_break``, ``order`` as asked for;
         ``values`` not the logits at the indices.
     detail : str
@@ -293,7 +293,7 @@ class _Answer:
 
 
 def _index_findings(answer: _Answer) -> Iterator[_Finding]:
-    """What the indices break on their own, whatever the logits hold."""
+    """Find what the indices break on their own, whatever the logits hold."""
     indices, empty = answer.indices, answer.empty
     k = indices.shape[1]
 
@@ -340,7 +340,7 @@ def _index_findings(answer: _Answer) -> Iterator[_Finding]:
 
 
 def _choice_findings(answer: _Answer, tie_break: str, order: str) -> Iterator[_Finding]:
-    """What the indices break against the logits."""
+    """Find what the indices break against the logits."""
     keys = canonical_key(answer.logits)
     for row_keys, start, end in zip(keys, answer.starts, answer.ends, strict=True):
         row_keys[:start] = _NOT_LIVE

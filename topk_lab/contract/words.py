@@ -15,6 +15,7 @@ MAX_COLUMNS = INT32_MAX  # the most that an int32 index can name
 
 
 def type_name(value: Any) -> str:
+    """Name a type as an error message does."""
     module = type(value).__module__
     return (
         type(value).__qualname__ if module == "builtins" else f"{module}.{type(value).__qualname__}"
@@ -22,11 +23,13 @@ def type_name(value: Any) -> str:
 
 
 def dtype_name(value: Any) -> str:
+    """Name a dtype alike for tensors and ndarrays; the type, if there is none."""
     dtype = getattr(value, "dtype", None)
     return type_name(value) if dtype is None else str(dtype).removeprefix("torch.")
 
 
 def positive_int(name: str, value: Any) -> int:
+    """Return value as an int of at least 1, or raise."""
     if isinstance(value, np.integer):
         value = int(value)
     # A tensor has __index__ too, but reading it would wait for the device.
@@ -38,11 +41,13 @@ def positive_int(name: str, value: Any) -> int:
 
 
 def check_word(name: str, value: Any, allowed: tuple[str, ...]) -> None:
+    """Raise unless value is one of the allowed words."""
     if value not in allowed:
         raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {value!r}")
 
 
 def as_array(name: str, value: Any) -> np.ndarray:
+    """Return a tensor's or an ndarray's elements on the host, copied only from a device."""
     if hasattr(value, "detach"):
         return value.detach().cpu().numpy()
     if isinstance(value, np.ndarray | np.generic):
