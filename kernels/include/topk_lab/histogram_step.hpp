@@ -1,0 +1,35 @@
+// Step "histogram": how many logits fall into each bin.
+#pragma once
+#include <topk_lab/row_slice.hpp>
+#include <topk_lab/selection_storage.hpp>
+
+namespace topk_lab {
+
+// Before: nobody reads the histogram. After (barrier included): histogram[b] is the number of logits
+// that match the prefix and fall into bin b.
+//
+// With count_neg_inf a thread keeps its -inf logits in a register and adds them once: masked rows put
+// nearly everything into that one bin, and atomics on one address are served lane by lane.
+template <TopKPolicy Policy, LogitSource Source, int BlockSize, int Step>
+__device__ __forceinline__ void histogram_step(SelectionStorage<Policy, BlockSize>& lds,
+                                               const RowSlice& slice, uint32_t prefix) {
+  for (int32_t bin = static_cast<int32_t>(threadIdx.x); bin < num_bins; bin += BlockSize) {
+    lds.histogram[bin] = 0;
+  }
+  __syncthreads();
+  int32_t neg_inf_count = 0;
+  for_each_logit<Source, BlockSize>(slice, [&](uint32_t bits, int32_t) {
+    if (!step_matches<Step>(bits, prefix)) return;
+    if (Policy.count_neg_inf && bits == neg_inf_bits) {
+      ++neg_inf_count;
+    } else {
+      atomicAdd(&lds.histogram[step_bin<Step>(bits)], 1);
+    }
+  });
+  if (Policy.count_neg_inf && neg_inf_count > 0) {
+    atomicAdd(&lds.histogram[step_bin<Step>(neg_inf_bits)], neg_inf_count);
+  }
+  __syncthreads();
+}
+
+}  // namespace topk_lab

@@ -1,0 +1,92 @@
+// Policies of the vLLM lineage as values, and the split schedule: the truth that the host copy
+// (topk_lab/schedules.py) is compared with, through policy_probe.hpp.
+#pragma once
+#include <hip/hip_runtime.h>
+#include <stdint.h>
+
+namespace topk_lab {
+
+// Key of the places that the final sort fills up with.
+enum class FinalPad : int32_t {
+  after_all,    // after every logit
+  neg_inf,      // ties with -inf logits: sound only where those never become final items
+  neg_flt_max,  // before -inf logits: for study
+};
+
+enum class FinalOrder : int32_t { rank_count, radix_sort, by_size };
+
+enum class SplitSchedule : int32_t { generic, k512 };
+
+struct TopKPolicy {
+  int32_t block_size = 512;
+  int32_t merge_block_size = 1024;
+  int32_t final_capacity = 2048;
+  int32_t max_k = 2048;
+  bool count_neg_inf = false;
+  bool fits_rule = false;
+  FinalPad final_pad = FinalPad::after_all;
+  FinalOrder final_order = FinalOrder::radix_sort;
+  SplitSchedule splits = SplitSchedule::generic;
+};
+
+// vLLM before #56743.
+inline constexpr TopKPolicy vllm_generic{};
+
+// vLLM #56743: -inf counted per thread, fewer final items, splits chosen from the live length.
+inline constexpr TopKPolicy vllm_k512{
+    .block_size = 1024,
+    .merge_block_size = 1024,
+    .final_capacity = 1024,
+    .max_k = 512,
+    .count_neg_inf = true,
+    .fits_rule = true,
+    .final_pad = FinalPad::neg_inf,
+    .final_order = FinalOrder::by_size,
+    .splits = SplitSchedule::k512,
+};
+
+// Up to this many final items a rank count beats a sort of the whole buffer.
+inline constexpr int32_t rank_count_limit = 128;
+
+inline constexpr int32_t generic_split_columns = 200000;
+inline constexpr int32_t generic_rank_count_columns = 12288;
+inline constexpr int32_t generic_splits = 10;
+
+inline constexpr int32_t kibi = 1024;
+
+// Blocks that a row is given at launch: a function of the shape alone, so that a captured graph
+// stays valid.
+__device__ __forceinline__ constexpr int32_t max_splits(SplitSchedule schedule, int32_t num_rows,
+                                                        int32_t num_cols) {
+  if (schedule == SplitSchedule::generic) {
+    return num_cols >= generic_split_columns ? generic_splits : 1;
+  }
+  if (num_rows <= 32 && num_cols > 16 * kibi) return 16;
+  if (num_rows <= 128 && num_cols > 64 * kibi) return 10;
+  if (num_rows <= 160 && num_cols > 256 * kibi) return 3;
+  if (num_rows <= 256 && num_cols > 256 * kibi) return 2;
+  return 1;
+}
+
+// Blocks that work on a row, from its live length. For k512 every active split holds at least 512
+// columns, so that a merge never sees a pad.
+__device__ __forceinline__ constexpr int32_t active_splits(SplitSchedule schedule,
+                                                           int32_t num_rows, int32_t row_len,
+                                                           int32_t split_limit) {
+  if (schedule == SplitSchedule::generic) return split_limit;
+  int32_t wanted = 1;
+  if (num_rows <= 32) {
+    wanted = row_len > 256 * kibi ? 16 : row_len > 128 * kibi ? 10 : row_len > 16 * kibi ? 8 : 1;
+  } else if (num_rows <= 128) {
+    wanted = row_len > 512 * kibi ? 10 : row_len > 64 * kibi ? 4 : 1;
+  } else if (num_rows <= 160) {
+    wanted = row_len > 256 * kibi ? 3 : 1;
+  } else if (num_rows <= 256) {
+    wanted = row_len > 256 * kibi ? 2 : 1;
+  }
+  const int32_t filled = row_len / 512 > 1 ? row_len / 512 : 1;
+  wanted = wanted < split_limit ? wanted : split_limit;
+  return wanted < filled ? wanted : filled;
+}
+
+}  // namespace topk_lab

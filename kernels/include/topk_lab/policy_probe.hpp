@@ -1,0 +1,46 @@
+// Lets the host ask a code object which policies it was compiled with (topk_lab/schedules.py holds the
+// copy that a test compares).
+#pragma once
+#include <topk_lab/policy.hpp>
+
+namespace topk_lab {
+
+struct PolicyProbeParams {
+  const int32_t* queries;  // (num_queries, 4): schedule, num_rows, num_cols, row_len
+  int32_t* splits;         // (num_queries, 2): max_splits, active_splits
+  int32_t* fields;         // (num_policies, 9), in the order of TopKPolicy
+  int32_t num_queries;
+  int32_t num_policies;
+};
+static_assert(sizeof(PolicyProbeParams) == 32);
+
+inline constexpr int policy_probe_block_size = 256;
+
+// Launch: grid (ceil(num_queries / 256)), 256 threads.
+__device__ __forceinline__ void probe_splits(const PolicyProbeParams& params) {
+  const int32_t query =
+      static_cast<int32_t>(blockIdx.x * policy_probe_block_size + threadIdx.x);
+  if (query >= params.num_queries) return;
+  const int32_t* asked = params.queries + 4 * query;
+  const auto schedule = static_cast<SplitSchedule>(asked[0]);
+  const int32_t limit = max_splits(schedule, asked[1], asked[2]);
+  params.splits[2 * query] = limit;
+  params.splits[2 * query + 1] = active_splits(schedule, asked[1], asked[3], limit);
+}
+
+__device__ __forceinline__ void probe_policy(const PolicyProbeParams& params, int32_t row,
+                                             const TopKPolicy& policy) {
+  if (blockIdx.x != 0 || threadIdx.x != 0 || row >= params.num_policies) return;
+  int32_t* fields = params.fields + 9 * row;
+  fields[0] = policy.block_size;
+  fields[1] = policy.merge_block_size;
+  fields[2] = policy.final_capacity;
+  fields[3] = policy.max_k;
+  fields[4] = policy.count_neg_inf;
+  fields[5] = policy.fits_rule;
+  fields[6] = static_cast<int32_t>(policy.final_pad);
+  fields[7] = static_cast<int32_t>(policy.final_order);
+  fields[8] = static_cast<int32_t>(policy.splits);
+}
+
+}  // namespace topk_lab

@@ -1,0 +1,51 @@
+// A run of logits in global memory, and how a block visits it.
+#pragma once
+#include <topk_lab/order_key.hpp>
+
+namespace topk_lab {
+
+// Where a slice's logits come from.
+enum class LogitSource {
+  row,     // live logits: NaN must be made canonical
+  splits,  // logits that splits wrote: canonical already, pads among them
+};
+
+struct RowSlice {
+  const float* logits;  // (length,)
+  int32_t length;
+};
+
+template <LogitSource Source>
+__device__ __forceinline__ uint32_t logit_bits(float logit) {
+  return Source == LogitSource::row ? canonical_bits(logit) : __float_as_uint(logit);
+}
+
+// Calls visit(bits, position) once for every logit of the slice, in no stated order, by the threads
+// of a block. Body in 16-byte loads; at most three logits before and after it by the first threads, so
+// that any 4-byte aligned slice is legal.
+template <LogitSource Source, int BlockSize, class Visit>
+__device__ __forceinline__ void for_each_logit(const RowSlice& slice, Visit visit) {
+  const int32_t thread = static_cast<int32_t>(threadIdx.x);
+  const int32_t misplaced = static_cast<int32_t>(reinterpret_cast<uintptr_t>(slice.logits) >> 2);
+  int32_t head = -misplaced & 3;
+  head = head < slice.length ? head : slice.length;
+  const int32_t quads = (slice.length - head) >> 2;
+  const float4* body = reinterpret_cast<const float4*>(slice.logits + head);
+#pragma unroll 1
+  for (int32_t quad = thread; quad < quads; quad += BlockSize) {
+    const float4 four = body[quad];
+    const int32_t position = head + 4 * quad;
+    visit(logit_bits<Source>(four.x), position);
+    visit(logit_bits<Source>(four.y), position + 1);
+    visit(logit_bits<Source>(four.z), position + 2);
+    visit(logit_bits<Source>(four.w), position + 3);
+  }
+  const int32_t tail = head + 4 * quads;
+  const int32_t rest = head + (slice.length - tail);
+  if (thread < rest) {
+    const int32_t position = thread < head ? thread : tail + thread - head;
+    visit(logit_bits<Source>(slice.logits[position]), position);
+  }
+}
+
+}  // namespace topk_lab
