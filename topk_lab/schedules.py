@@ -28,7 +28,7 @@ KIBI = 1024
 FINAL_PADS = ("after_all", "neg_inf", "neg_flt_max")
 FINAL_ORDERS = ("rank_count", "radix_sort", "by_size")
 
-# Up to this many final items the rank count beats a sort of the whole buffer (final_order="by_size").
+# With final_order="by_size", up to this many final items are ranked, more are sorted.
 RANK_COUNT_LIMIT = 128
 
 GENERIC_SPLIT_COLUMNS = 200_000
@@ -215,7 +215,9 @@ def parse_variant(text: str) -> Variant:
     for item in filter(None, rest[:-1].split(",")):
         field, equals, value = (part.strip() for part in item.partition("="))
         if field not in known or not equals:
-            raise ValueError(f"policy field must be one of {', '.join(known)}, got {item.strip()!r}")
+            raise ValueError(
+                f"policy field must be one of {', '.join(known)}, got {item.strip()!r}"
+            )
         changes[field] = _field_value(field, value)
     return Variant(name, dataclasses.replace(policy, **changes))
 
@@ -265,7 +267,8 @@ def active_splits(name: str, num_rows: int, row_len: int, split_limit: int) -> i
     Returns
     -------
     int
-        At least 1, at most `split_limit`; every active split of ``vllm_k512`` has 512 columns or more.
+        At least 1, at most `split_limit`; active splits of ``vllm_k512`` hold 512
+        columns or more.
     """
     if name == "vllm_generic":
         return split_limit
