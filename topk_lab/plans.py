@@ -1,0 +1,283 @@
+"""What is launched for a call, with which arguments, and how much workspace does it need?
+
+A plan is data: it depends on shapes alone, so that a captured graph stays right for all later
+lengths and contents. Runners (emulator, device drivers, tests) bind its buffer names to addresses.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from topk_lab.schedules import (
+    GENERIC_RANK_COUNT_COLUMNS,
+    Variant,
+    gate_refusal,
+    max_splits,
+    parse_variant,
+)
+
+__all__ = [
+    "NUM_STEPS",
+    "TRACE_STEP_BYTES",
+    "Buffer",
+    "Launch",
+    "Plan",
+    "Shape",
+    "TopKParams",
+    "plan",
+]
+
+NUM_STEPS = 4
+NUM_BINS = 2048
+TRACE_STEP_BYTES = 32 + 4 * NUM_BINS
+
+# Grids count threads in 32 bits on AMD devices, and blocks have up to 1024 of them.
+MAX_ROWS = 2**32 // 1024 - 1
+
+
+class TopKParams(ctypes.Structure):
+    """The kernels' one argument (``kernels/include/topk_lab/params.hpp``), field by field."""
+
+    _fields_ = (
+        ("logits", ctypes.c_uint64),
+        ("row_ends", ctypes.c_uint64),
+        ("row_starts", ctypes.c_uint64),
+        ("indices", ctypes.c_uint64),
+        ("values", ctypes.c_uint64),
+        ("split_indices", ctypes.c_uint64),
+        ("split_logits", ctypes.c_uint64),
+        ("trace", ctypes.c_uint64),
+        ("row_stride", ctypes.c_int64),
+        ("indices_stride", ctypes.c_int64),
+        ("values_stride", ctypes.c_int64),
+        ("num_rows", ctypes.c_int32),
+        ("num_cols", ctypes.c_int32),
+        ("next_n", ctypes.c_int32),
+        ("k", ctypes.c_int32),
+        ("max_splits", ctypes.c_int32),
+    )
+
+
+@dataclass(frozen=True)
+class Shape:
+    """All of a call that its launches depend on.
+
+    Attributes
+    ----------
+    num_rows, num_cols, k : int
+        Shape of the logits, and indices a row.
+    row_stride, indices_stride : int
+        Elements from one row to the next.
+    values_stride : int or None
+        None where no values are wanted.
+    next_n : int
+        0 where every row has its own end, else the rows that share a sequence length.
+    has_row_starts : bool
+        Whether rows begin at columns of their own.
+    """
+
+    num_rows: int
+    num_cols: int
+    k: int
+    row_stride: int
+    indices_stride: int
+    values_stride: int | None = None
+    next_n: int = 0
+    has_row_starts: bool = False
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """A place in a named buffer: the address that a pointer field is given.
+
+    Attributes
+    ----------
+    name : {"logits", "row_ends", "row_starts", "indices", "values", "workspace", "trace"}
+        Which buffer.
+    offset : int
+        Bytes from its start.
+    """
+
+    name: str
+    offset: int = 0
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One kernel launch.
+
+    Attributes
+    ----------
+    kernel : str
+        Name in the code object.
+    grid : tuple of int
+        Blocks in x and y.
+    block : int
+        Threads of a block.
+    dynamic_lds : int
+        Bytes beyond the kernel's static LDS.
+    scalars : bytes
+        The parameter struct with null pointers.
+    pointers : tuple of (str, Buffer)
+        Which field points where.
+    """
+
+    kernel: str
+    grid: tuple[int, int]
+    block: int
+    dynamic_lds: int
+    scalars: bytes
+    pointers: tuple[tuple[str, Buffer], ...]
+
+    def params(self, addresses: Mapping[str, int]) -> bytes:
+        """The kernel's argument with every pointer filled in.
+
+        Parameters
+        ----------
+        addresses : mapping of str to int
+            Buffer name -> address.
+
+        Returns
+        -------
+        bytes
+            A `TopKParams`.
+        """
+        params = TopKParams.from_buffer_copy(self.scalars)
+        for field, place in self.pointers:
+            setattr(params, field, addresses[place.name] + place.offset)
+        return bytes(params)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The launches of a call, in order.
+
+    Attributes
+    ----------
+    variant : Variant
+        Which selection, under which policy.
+    launches : tuple of Launch
+        Empty for a call without rows.
+    max_splits : int
+        Splits that the workspace holds for each row; 1 means that none is needed.
+    workspace_bytes : int
+        Two (num_rows, max_splits, k) arrays of 4-byte items: indices, then logits.
+    trace_shape : tuple of int
+        (num_rows, max_splits + 1, 4) records of a traced plan.
+    """
+
+    variant: Variant
+    launches: tuple[Launch, ...]
+    max_splits: int
+    workspace_bytes: int
+    trace_shape: tuple[int, int, int]
+
+
+@functools.lru_cache(maxsize=1024)
+def plan(variant: str, shape: Shape, *, study: bool = False, traced: bool = False) -> Plan:
+    """Plan a call.
+
+    Parameters
+    ----------
+    variant : str
+        As `topk_lab.schedules.parse_variant` reads it.
+    shape : Shape
+        The call's shape.
+    study : bool, default False
+        Accept policies that are not exact on every input.
+    traced : bool, default False
+        Launch the kernels that record every radix step.
+
+    Returns
+    -------
+    Plan
+
+    Raises
+    ------
+    ValueError
+        A shape that the variant does not take, a policy that is not compiled, or, outside studies,
+        one that is not exact.
+    """
+    chosen = parse_variant(variant)
+    refusal = gate_refusal(chosen.name, shape.num_rows, shape.num_cols, shape.k)
+    if refusal:
+        raise ValueError(refusal)
+    if shape.num_rows > MAX_ROWS:
+        raise ValueError(f"num_rows must be at most {MAX_ROWS}, got {shape.num_rows}")
+    if chosen.policy.unsound_because and not study:
+        raise ValueError(
+            f"variant {chosen} is not exact ({chosen.policy.unsound_because}); "
+            "it is for study only (topk_lab.trace)"
+        )
+    if chosen.ablation is None:
+        raise ValueError(f"variant {chosen} is not compiled; it runs as a Numba twin only")
+
+    splits = max_splits(chosen.name, shape.num_rows, shape.num_cols)
+    slots = shape.num_rows * splits * shape.k
+    params = TopKParams(
+        row_stride=shape.row_stride,
+        indices_stride=shape.indices_stride,
+        values_stride=shape.values_stride or 0,
+        num_rows=shape.num_rows,
+        num_cols=shape.num_cols,
+        next_n=shape.next_n,
+        k=shape.k,
+        max_splits=splits,
+    )
+    pointers = [
+        ("logits", Buffer("logits")),
+        ("row_ends", Buffer("row_ends")),
+        ("indices", Buffer("indices")),
+    ]
+    if shape.has_row_starts:
+        pointers.append(("row_starts", Buffer("row_starts")))
+    if shape.values_stride is not None:
+        pointers.append(("values", Buffer("values")))
+    if splits > 1:
+        pointers.append(("split_indices", Buffer("workspace")))
+        pointers.append(("split_logits", Buffer("workspace", 4 * slots)))
+    if traced:
+        pointers.append(("trace", Buffer("trace")))
+
+    policy = chosen.policy
+    prefix = f"{chosen.name}_{chosen.ablation}" if chosen.ablation else chosen.name
+    select = prefix
+    if chosen.name == "vllm_generic" and shape.num_cols < GENERIC_RANK_COUNT_COLUMNS:
+        select = "vllm_generic_rank_count"
+    suffix = "_traced" if traced else ""
+    bits_kept = shape.values_stride is not None
+
+    def launch(kernel: str, grid: tuple[int, int], block: int, keeps_bits: bool) -> Launch:
+        return Launch(
+            kernel + suffix,
+            grid,
+            block,
+            (8 if keeps_bits else 4) * shape.k,
+            bytes(params),
+            tuple(pointers),
+        )
+
+    launches: list[Launch] = []
+    if shape.num_rows:
+        launches.append(
+            launch(
+                f"{select}_select",
+                (shape.num_rows, splits),
+                policy.block_size,
+                bits_kept or splits > 1,
+            )
+        )
+        if splits > 1:
+            launches.append(
+                launch(f"{prefix}_merge", (shape.num_rows, 1), policy.merge_block_size, bits_kept)
+            )
+    return Plan(
+        variant=chosen,
+        launches=tuple(launches),
+        max_splits=splits,
+        workspace_bytes=8 * slots if splits > 1 else 0,
+        trace_shape=(shape.num_rows, splits + 1, NUM_STEPS),
+    )
