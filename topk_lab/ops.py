@@ -1,0 +1,288 @@
+"""How is a selection called from PyTorch?
+
+`topk` is the call for people; ``torch.ops.topk_lab.topk_out`` is the operator beneath it: it writes
+to tensors that the caller owns, and is registered when this module is first imported.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from topk_lab import plans, registry
+from topk_lab.contract import Call, check_call, check_workspace, live_bounds
+from topk_lab.reference import exact, vllm
+
+__all__ = ["topk", "workspace_size"]
+
+SCHEMA = (
+    "topk_out(Tensor logits, Tensor row_ends, Tensor? row_starts, int next_n, int k, str variant, "
+    "str tie_break, str order, Tensor(a!) out, Tensor(b!)? values, Tensor(c!)? workspace) -> ()"
+)
+
+_library = torch.library.Library("topk_lab", "DEF")
+_library.define(SCHEMA)
+
+
+def _shape(call: Call, *, values: bool) -> plans.Shape:
+    return plans.Shape(
+        num_rows=call.num_rows,
+        num_cols=call.num_cols,
+        k=call.k,
+        row_stride=call.row_stride,
+        indices_stride=call.k if call.out is None else call.out.stride(0),
+        values_stride=(call.k if call.values_out is None else call.values_out.stride(0))
+        if values
+        else None,
+        next_n=call.next_n,
+        has_row_starts=call.row_starts is not None,
+    )
+
+
+def _workspace_bytes(variant: str, shape: plans.Shape) -> int:
+    if variant in ("reference", "torch"):
+        return 0
+    return plans.plan(variant, shape).workspace_bytes
+
+
+def _default_variant(device: torch.device) -> str:
+    if device.type not in ("cpu", "meta"):
+        raise ValueError(
+            f"logits must be a CPU tensor, got one on {device}: this version launches on no "
+            "device; the emulator runs the compiled kernels (topk-lab select --target gfx950)"
+        )
+    return "reference"
+
+
+def _checked(
+    logits, row_ends, row_starts, next_n, k, variant, tie_break, order, out, values, workspace
+) -> tuple[Call, plans.Shape]:
+    """Everything that is checked before a variant runs, for real and for fake tensors."""
+    lengths = {"row_ends": row_ends} if next_n == 0 else {"seq_lens": row_ends, "next_n": next_n}
+    call = check_call(
+        logits,
+        k,
+        row_starts=row_starts,
+        out=out,
+        values_out=values,
+        workspace=workspace,
+        tie_break=tie_break,
+        order=order,
+        **lengths,
+    )
+    registry.resolve(variant, tie_break=tie_break, order=order)
+    shape = _shape(call, values=values is not None)
+    check_workspace(workspace, _workspace_bytes(variant, shape))
+    return call, shape
+
+
+def _bounds(call: Call) -> tuple[np.ndarray, np.ndarray]:
+    lengths = {}
+    if call.lengths is not None:
+        name = "seq_lens" if call.next_n else "row_ends"
+        lengths[name] = call.lengths.numpy()
+    if call.row_starts is not None:
+        lengths["row_starts"] = call.row_starts.numpy()
+    return live_bounds(call.num_rows, call.num_cols, next_n=max(call.next_n, 1), **lengths)
+
+
+def _torch_select(
+    logits: torch.Tensor, k: int, starts: np.ndarray, ends: np.ndarray
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """torch.topk over order keys, so that masked columns can't tie with -inf logits."""
+    num_rows, num_cols = logits.shape
+    kept = min(k, num_cols)
+    indices = torch.full((num_rows, k), -1, dtype=torch.int32)
+    values = torch.full((num_rows, k), -torch.inf)
+    bits = (logits + 0.0).view(torch.int32)  # -0.0 becomes +0.0
+    keys = bits ^ ((bits >> 31) & 0x7FFFFFFF)
+    keys.masked_fill_(logits.isnan(), 0x7FFFFFFF)
+    columns = torch.arange(num_cols)
+    first, last = torch.from_numpy(starts)[:, None], torch.from_numpy(ends)[:, None]
+    keys.masked_fill_((columns < first) | (columns >= last), -(2**31))
+    best, where = torch.topk(keys, kept, dim=1)
+    live = best > -(2**31)
+    indices[:, :kept] = torch.where(live, where - first, -1).to(torch.int32)
+    values[:, :kept] = torch.where(live, logits.gather(1, where), -torch.inf)
+    return indices, values
+
+
+def _topk_out_cpu(
+    logits, row_ends, row_starts, next_n, k, variant, tie_break, order, out, values, workspace
+) -> None:
+    call, _ = _checked(
+        logits, row_ends, row_starts, next_n, k, variant, tie_break, order, out, values, workspace
+    )
+    starts, ends = _bounds(call)
+    live = logits.detach()
+    if variant == "torch":
+        indices, chosen = _torch_select(live, k, starts, ends)
+    elif variant == "reference":
+        indices, chosen = map(
+            torch.from_numpy, exact.select(live.numpy(), k, starts, ends, order=order)
+        )
+    else:
+        selection = vllm.select(variant, live.numpy(), k, starts, ends)
+        indices, chosen = map(torch.from_numpy, (selection.indices, selection.values))
+    out.copy_(indices)
+    if values is not None:
+        values.copy_(chosen)
+
+
+def _topk_out_fake(*arguments) -> None:
+    _checked(*arguments)
+
+
+_library.impl("topk_out", _topk_out_cpu, "CPU")
+torch.library.register_fake("topk_lab::topk_out", _topk_out_fake, lib=_library)
+
+
+def topk(
+    logits: torch.Tensor,
+    k: int,
+    *,
+    row_ends: torch.Tensor | None = None,
+    row_starts: torch.Tensor | None = None,
+    seq_lens: torch.Tensor | None = None,
+    next_n: int = 1,
+    variant: str = "auto",
+    tie_break: str = "any",
+    order: str = "any",
+    out: torch.Tensor | None = None,
+    values_out: torch.Tensor | None = None,
+    return_values: bool = False,
+    workspace: torch.Tensor | None = None,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """Select the k greatest live logits of each row, exactly.
+
+    Parameters
+    ----------
+    logits : (num_rows, num_cols) float32 tensor
+        Scores. Last dimension contiguous, any row stride.
+    k : int
+        At least 1; what a variant takes at most is in `topk_lab.variants`.
+    row_ends : (num_rows,) int32 tensor, optional
+        Row r is live in columns [0, row_ends[r]); a negative end is an empty row, one above
+        num_cols is clamped. Default: whole rows.
+    row_starts : (num_rows,) int32 tensor, optional
+        With `row_ends`: row r is live in [row_starts[r], row_ends[r]); indices count from the
+        start.
+    seq_lens : (batch,) or (batch, next_n) int32 tensor, optional
+        In place of `row_ends`. 1-D: row r ends at
+        ``seq_lens[r // next_n] - next_n + r % next_n + 1``. 2-D: as given.
+    next_n : int, default 1
+        Rows of a sequence, for 1-D `seq_lens`.
+    variant : str, default "auto"
+        A name of `topk_lab.variants`; "auto" is ``reference`` for CPU tensors.
+    tie_break : {"any", "lowest"}
+        Which of several equal logits at the cutoff are kept.
+    order : {"any", "index", "value"}
+        "index": rising; "value": descending, equal values by index.
+    out : (num_rows, k) int32 tensor, optional
+        Written and returned.
+    values_out : (num_rows, k) float32 tensor, optional
+        Written and returned; implies `return_values`.
+    return_values : bool, default False
+        Return the selected logits too.
+    workspace : 1-D uint8 tensor, optional
+        `workspace_size` bytes or more; allocated if absent.
+
+    Returns
+    -------
+    indices : (num_rows, k) int32 tensor
+        With m = min(k, live columns): m distinct columns, then -1.
+    values : (num_rows, k) float32 tensor
+        Only with `return_values`, and before the indices: their logits, then -inf.
+
+    Raises
+    ------
+    TypeError
+        A wrong type, dtype or device.
+    ValueError
+        A wrong shape, stride or number, or a promise that the variant does not make. Nothing has
+        been written then.
+
+    Notes
+    -----
+    The contract is stated in `topk_lab.contract`. NaN of either sign is the greatest value; -inf is
+    an ordinary one.
+
+    Examples
+    --------
+    >>> import torch, topk_lab
+    >>> logits = torch.tensor([[0.5, 2.0, float("-inf"), 2.0, 1.0]])
+    >>> topk_lab.topk(logits, 2).tolist()
+    [[1, 3]]
+    """
+    call = check_call(
+        logits,
+        k,
+        row_ends=row_ends,
+        row_starts=row_starts,
+        seq_lens=seq_lens,
+        next_n=next_n,
+        out=out,
+        values_out=values_out,
+        workspace=workspace,
+        tie_break=tie_break,
+        order=order,
+    )
+    default = _default_variant(logits.device)
+    if variant == "auto":
+        variant = default
+    registry.resolve(variant, tie_break=tie_break, order=order)
+    with_values = return_values or values_out is not None
+    required = _workspace_bytes(variant, _shape(call, values=with_values))
+    device = logits.device
+    lengths = call.lengths
+    if lengths is None:
+        lengths = torch.full((call.num_rows,), call.num_cols, dtype=torch.int32, device=device)
+    if out is None:
+        out = torch.empty((call.num_rows, call.k), dtype=torch.int32, device=device)
+    if with_values and values_out is None:
+        values_out = torch.empty((call.num_rows, call.k), dtype=torch.float32, device=device)
+    if required and workspace is None:
+        workspace = torch.empty(required, dtype=torch.uint8, device=device)
+    torch.ops.topk_lab.topk_out(
+        logits,
+        lengths,
+        row_starts,
+        call.next_n,
+        call.k,
+        variant,
+        tie_break,
+        order,
+        out,
+        values_out,
+        workspace,
+    )
+    return (values_out, out) if with_values else out
+
+
+def workspace_size(
+    num_rows: int, num_cols: int, k: int, variant: str = "auto", device: object = None
+) -> int:
+    """Bytes of workspace that a call needs, whatever its lengths.
+
+    Parameters
+    ----------
+    num_rows, num_cols, k : int
+        Shape of the call.
+    variant : str, default "auto"
+        As in `topk`.
+    device : torch.device or str, optional
+        Where the logits will be; default CPU.
+
+    Returns
+    -------
+    int
+
+    Raises
+    ------
+    ValueError
+        A shape that the variant does not take.
+    """
+    if variant == "auto":
+        variant = _default_variant(torch.device(device or "cpu"))
+    registry.resolve(variant)
+    return _workspace_bytes(variant, plans.Shape(num_rows, num_cols, k, num_cols, k))

@@ -1,0 +1,152 @@
+"""Which selections are there, what does each offer, and which one serves a call?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from topk_lab import schedules
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["VARIANTS", "VariantInfo", "gated", "resolve", "variants"]
+
+EMULATED_TARGETS = ("gfx942", "gfx950")
+
+
+@dataclass(frozen=True)
+class VariantInfo:
+    """What a variant offers.
+
+    Attributes
+    ----------
+    name : str
+        As callers write it.
+    description : str
+        One line.
+    targets : tuple of str
+        Where it runs.
+    max_k : int or None
+        Largest k; None for any.
+    tie_breaks, orders : tuple of str
+        The promises it can make.
+    """
+
+    name: str
+    description: str
+    targets: tuple[str, ...]
+    max_k: int | None
+    tie_breaks: tuple[str, ...] = ("any",)
+    orders: tuple[str, ...] = ("any",)
+
+
+VARIANTS = {
+    info.name: info
+    for info in (
+        VariantInfo(
+            "reference",
+            "the specification: one row after another, lowest index on ties",
+            ("numba",),
+            None,
+            ("any", "lowest"),
+            ("any", "index", "value"),
+        ),
+        VariantInfo(
+            "vllm_generic",
+            "vLLM before #56743: 512 threads, 10 splits from 200,000 columns",
+            ("numba", *EMULATED_TARGETS),
+            schedules.POLICIES["vllm_generic"].max_k,
+        ),
+        VariantInfo(
+            "vllm_k512",
+            "vLLM #56743: k = 512, up to 384 rows and 1 Mi columns, splits from live lengths",
+            ("numba", *EMULATED_TARGETS),
+            schedules.POLICIES["vllm_k512"].max_k,
+        ),
+        VariantInfo("torch", "baseline: torch.topk over order keys", ("torch",), None),
+    )
+}
+
+
+def gated(num_rows: int, num_cols: int, k: int) -> str:
+    """The vLLM selection that takes a shape: ``vllm_k512`` inside its gate, else ``vllm_generic``.
+
+    Parameters
+    ----------
+    num_rows, num_cols, k : int
+        Shape of the call.
+
+    Returns
+    -------
+    str
+    """
+    refused = schedules.gate_refusal("vllm_k512", num_rows, num_cols, k)
+    return "vllm_generic" if refused else "vllm_k512"
+
+
+def resolve(variant: str, *, tie_break: str = "any", order: str = "any") -> VariantInfo:
+    """Look a variant up and hold a call's promises against what it offers.
+
+    Parameters
+    ----------
+    variant : str
+        A name of `VARIANTS`, policy fields in brackets allowed.
+    tie_break, order : str
+        What the caller wants.
+
+    Returns
+    -------
+    VariantInfo
+
+    Raises
+    ------
+    TypeError
+        Not a string.
+    ValueError
+        No such variant, or a promise that it does not make; names those that do.
+    """
+    if not isinstance(variant, str):
+        raise TypeError(f"variant must be a str, got {type(variant).__name__}")
+    name, bracket, _ = variant.partition("[")
+    info = VARIANTS.get(name)
+    if info is None or (bracket and name not in schedules.POLICIES):
+        raise ValueError(f"variant must be one of auto, {', '.join(VARIANTS)}, got {variant!r}")
+    for name, wanted, field in (("tie_break", tie_break, "tie_breaks"), ("order", order, "orders")):
+        if wanted not in getattr(info, field):
+            able = [other.name for other in VARIANTS.values() if wanted in getattr(other, field)]
+            raise ValueError(
+                f"{name} must be one of {', '.join(getattr(info, field))} for {info.name}, "
+                f"got {wanted!r}, which {', '.join(able)} offers"
+            )
+    return info
+
+
+def variants() -> pd.DataFrame:
+    """The variants and whether each can run here.
+
+    Returns
+    -------
+    pandas.DataFrame
+        Columns variant, description, target, usable, why_not, max_k, tie_breaks, orders; a row for
+        each variant and target.
+    """
+    import pandas as pd
+
+    from topk_lab import targets
+
+    states = {name: targets.status(name) for name in targets.TARGETS}
+    return pd.DataFrame(
+        {
+            "variant": info.name,
+            "description": info.description,
+            "target": target,
+            "usable": states[target].usable,
+            "why_not": states[target].reason,
+            "max_k": info.max_k,
+            "tie_breaks": ", ".join(info.tie_breaks),
+            "orders": ", ".join(info.orders),
+        }
+        for info in VARIANTS.values()
+        for target in info.targets
+    )
