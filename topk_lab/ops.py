@@ -13,7 +13,7 @@ from topk_lab import plans, registry
 from topk_lab.contract import Call, check_call, check_workspace, live_bounds
 from topk_lab.reference import exact, vllm
 
-__all__ = ["topk", "workspace_size"]
+__all__ = ["topk", "torch_select", "workspace_size"]
 
 SCHEMA = (
     "topk_out(Tensor logits, Tensor row_ends, Tensor? row_starts, int next_n, int k, str variant, "
@@ -86,7 +86,7 @@ def _bounds(call: Call) -> tuple[np.ndarray, np.ndarray]:
     return live_bounds(call.num_rows, call.num_cols, next_n=max(call.next_n, 1), **lengths)
 
 
-def _torch_select(
+def torch_select(
     logits: torch.Tensor, k: int, starts: np.ndarray, ends: np.ndarray
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """torch.topk over order keys, so that masked columns can't tie with -inf logits."""
@@ -116,7 +116,7 @@ def _topk_out_cpu(
     starts, ends = _bounds(call)
     live = logits.detach()
     if variant == "torch":
-        indices, chosen = _torch_select(live, k, starts, ends)
+        indices, chosen = torch_select(live, k, starts, ends)
     elif variant == "reference":
         indices, chosen = map(
             torch.from_numpy, exact.select(live.numpy(), k, starts, ends, order=order)

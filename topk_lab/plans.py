@@ -21,7 +21,6 @@ from topk_lab.schedules import (
 
 __all__ = [
     "NUM_STEPS",
-    "TRACE_STEP_BYTES",
     "Buffer",
     "Launch",
     "Plan",
@@ -31,8 +30,6 @@ __all__ = [
 ]
 
 NUM_STEPS = 4
-NUM_BINS = 2048
-TRACE_STEP_BYTES = 32 + 4 * NUM_BINS
 
 # Grids count threads in 32 bits on AMD devices, and blocks have up to 1024 of them.
 MAX_ROWS = 2**32 // 1024 - 1
@@ -207,13 +204,9 @@ def plan(variant: str, shape: Shape, *, study: bool = False, traced: bool = Fals
         raise ValueError(refusal)
     if shape.num_rows > MAX_ROWS:
         raise ValueError(f"num_rows must be at most {MAX_ROWS}, got {shape.num_rows}")
-    if chosen.policy.unsound_because and not study:
-        raise ValueError(
-            f"variant {chosen} is not exact ({chosen.policy.unsound_because}); "
-            "it is for study only (topk_lab.trace)"
-        )
+    chosen.refuse_unsound(study)
     if chosen.ablation is None:
-        raise ValueError(f"variant {chosen} is not compiled; it runs as a Numba twin only")
+        raise ValueError(f"variant {chosen} is not compiled; only topk_lab.trace runs it")
 
     splits = max_splits(chosen.name, shape.num_rows, shape.num_cols)
     slots = shape.num_rows * splits * shape.k

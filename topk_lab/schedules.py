@@ -158,6 +158,14 @@ class Variant:
                 return suffix
         return None
 
+    def refuse_unsound(self, study: bool) -> None:
+        """Raise ValueError if the policy is not exact on every input and is not being studied."""
+        if self.policy.unsound_because and not study:
+            raise ValueError(
+                f"variant {self} is not exact ({self.policy.unsound_because}); "
+                "it is for study only (topk_lab.trace)"
+            )
+
     def __str__(self) -> str:
         if not self.changes:
             return self.name

@@ -1,0 +1,363 @@
+"""Where can a selection run, and what did one leave behind?
+
+A target is ``numba`` (the twins), ``torch`` (the baseline), or an AMD target such as ``gfx950``:
+its compiled code object, run by the emulator. `run` is what verification, the command line and the
+notebooks call: poisoned outputs and workspace go in, and what a launch really wrote comes out.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from topk_lab import code_objects, plans, registry, schedules
+from topk_lab.contract import UNWRITTEN, live_bounds
+
+if TYPE_CHECKING:
+    from topk_lab.emulator import Emulator, LaunchCount
+
+__all__ = ["AMD_TARGETS", "TARGETS", "Outcome", "Status", "run", "status"]
+
+AMD_TARGETS = registry.EMULATED_TARGETS
+TARGETS = ("numba", "torch", *AMD_TARGETS)
+
+
+@dataclass(frozen=True)
+class Status:
+    """Whether a target can be used.
+
+    Attributes
+    ----------
+    target : str
+        Name of the target.
+    usable : bool
+    detail : str
+        What would run: versions, code objects and the compiler that made them.
+    reason, fix : str
+        Why not, and what to do about it; empty if usable.
+    """
+
+    target: str
+    usable: bool
+    detail: str
+    reason: str = ""
+    fix: str = ""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a selection left behind.
+
+    Attributes
+    ----------
+    variant : str
+        What ran, as `topk_lab.schedules.parse_variant` reads it.
+    indices : (num_rows, k) int32 array
+    values : (num_rows, k) float32 array or None
+        None unless asked for.
+    splits : (num_rows,) int array
+        Split slots of the row that something was written to; 0 where the row was never split.
+    steps : (num_rows, max_splits + 1, 4) TRACE_STEP array or None
+        Only of a traced run.
+    plan : Plan or None
+        What was launched; None for the twins.
+    code : str
+        Hash of the code object that ran; empty for the twins.
+    counts : tuple of LaunchCount
+        One a launch; empty for the twins.
+    """
+
+    variant: str
+    indices: np.ndarray
+    values: np.ndarray | None
+    splits: np.ndarray
+    steps: np.ndarray | None = None
+    plan: plans.Plan | None = None
+    code: str = ""
+    counts: tuple[LaunchCount, ...] = field(default=(), repr=False)
+
+
+def status(target: str) -> Status:
+    """Find out whether a target is usable here.
+
+    Parameters
+    ----------
+    target : str
+        One of `TARGETS`.
+
+    Returns
+    -------
+    Status
+
+    Raises
+    ------
+    ValueError
+        No such target.
+    """
+    if target == "numba":
+        import numba
+
+        return Status(target, True, f"numba {numba.__version__}, {numba.get_num_threads()} threads")
+    if target == "torch":
+        import torch
+
+        return Status(target, True, f"torch {torch.__version__}")
+    if target not in AMD_TARGETS:
+        raise ValueError(f"target must be one of {', '.join(TARGETS)}, got {target!r}")
+    from topk_lab import emulator
+
+    try:
+        found = code_objects.find("vllm", target)
+        found.read()
+    except code_objects.CodeObjectError as error:
+        return Status(target, False, "", str(error), "make build")
+    tools = emulator.toolchain_report()
+    missing = [name for name, tool in tools.items() if tool is None]
+    if missing:
+        return Status(
+            target,
+            False,
+            found.compiler,
+            f"the emulator found no {' and no '.join(missing)}",
+            "pip install 'topk-lab[emulator]'",
+        )
+    detail = f"{found.path.name} {found.sha256[:12]} by {found.toolchain} ({found.compiler})"
+    return Status(target, True, detail)
+
+
+@functools.lru_cache(maxsize=16)
+def _emulator(source: str, target: str, sha256: str) -> Emulator:
+    from topk_lab import emulator
+
+    image = code_objects.find(source, target).read()
+    return emulator.Emulator(emulator.CodeObject.load(image))
+
+
+def _span(array: np.ndarray) -> int:
+    """Bytes from the first element to the end of the last one, whatever the strides."""
+    if array.size == 0:
+        return 0
+    return array.itemsize + sum(
+        (length - 1) * stride for length, stride in zip(array.shape, array.strides, strict=True)
+    )
+
+
+def _emulate(
+    target: str,
+    plan: plans.Plan,
+    arrays: dict[str, np.ndarray],
+    read_only: tuple[str, ...],
+    seed: int | None,
+) -> tuple[str, list[LaunchCount]]:
+    from topk_lab.emulator import MemoryRegion
+
+    regions = [
+        MemoryRegion(
+            name, array.__array_interface__["data"][0], _span(array), name not in read_only
+        )
+        for name, array in arrays.items()
+    ]
+    addresses = {region.name: region.address for region in regions}
+    code, counts = "", []
+    for number, launch in enumerate(plan.launches):
+        found = code_objects.find(code_objects.kernel_source(launch.kernel), target)
+        code = found.sha256
+        counts.append(
+            _emulator(found.source, target, found.sha256).launch(
+                launch.kernel,
+                launch.grid,
+                launch.block,
+                launch.params(addresses),
+                regions,
+                dynamic_lds=launch.dynamic_lds,
+                seed=None if seed is None else seed + number,
+            )
+        )
+    return code, counts
+
+
+def run(
+    target: str,
+    variant: str,
+    logits: np.ndarray,
+    k: int,
+    *,
+    row_ends: np.ndarray | None = None,
+    row_starts: np.ndarray | None = None,
+    seq_lens: np.ndarray | None = None,
+    next_n: int = 1,
+    values: bool = False,
+    traced: bool = False,
+    study: bool = False,
+    seed: int | None = None,
+) -> Outcome:
+    """Run one selection on a target.
+
+    Parameters
+    ----------
+    target : str
+        One of `TARGETS`.
+    variant : str
+        A variant that runs there; policy fields in brackets allowed.
+    logits : (num_rows, num_cols) float32 array
+        Last dimension contiguous, any row stride (views that overlap included).
+    k : int
+        Indices a row.
+    row_ends, row_starts : (num_rows,) int32 array, optional
+    seq_lens : (batch,) or (batch, next_n) int32 array, optional
+    next_n : int, default 1
+        As in `topk_lab.topk`.
+    values : bool, default False
+        Ask for the selected logits too.
+    traced : bool, default False
+        Record every radix step.
+    study : bool, default False
+        Accept policies that are not exact on every input.
+    seed : int, optional
+        Emulator only: waves and blocks in an order drawn from it.
+
+    Returns
+    -------
+    Outcome
+
+    Raises
+    ------
+    ValueError, TypeError
+        As `topk_lab.topk`; also a variant that does not run on the target.
+    topk_lab.code_objects.CodeObjectError
+        The target's code object is missing or stale.
+    topk_lab.emulator.EmulationFault
+        The kernel did something that a device would not survive, or would get wrong.
+    """
+    info = registry.resolve(variant)
+    if logits.dtype != np.float32:
+        raise TypeError(f"logits must be float32, got {logits.dtype}")
+    if logits.ndim != 2 or (logits.strides[1] != 4 and logits.shape[1] > 1):
+        raise ValueError(
+            "logits must have shape (num_rows, num_cols), contiguous in the last dimension, "
+            f"got shape {logits.shape} and strides {logits.strides} bytes"
+        )
+    if target not in TARGETS:
+        raise ValueError(f"target must be one of {', '.join(TARGETS)}, got {target!r}")
+    if target not in info.targets:
+        raise ValueError(
+            f"target must be one of {', '.join(info.targets)} for {info.name}, got {target!r}"
+        )
+    if target in ("numba", "torch"):
+        return _run_twin(
+            variant, logits, k, row_ends, row_starts, seq_lens, next_n, values, traced, study
+        )
+    num_rows, num_cols = logits.shape
+    lengths, lengths_next_n = _lengths(num_rows, num_cols, row_ends, seq_lens, next_n)
+    shape = plans.Shape(
+        num_rows=num_rows,
+        num_cols=num_cols,
+        k=k,
+        row_stride=logits.strides[0] // 4,
+        indices_stride=k,
+        values_stride=k if values else None,
+        next_n=lengths_next_n,
+        has_row_starts=row_starts is not None,
+    )
+    plan = plans.plan(variant, shape, study=study, traced=traced)
+    indices = np.full((num_rows, k), UNWRITTEN, np.int32)
+    arrays = {"logits": logits, "row_ends": lengths, "indices": indices}
+    workspace = np.full(plan.workspace_bytes // 4, UNWRITTEN, np.int32)
+    if row_starts is not None:
+        arrays["row_starts"] = np.ascontiguousarray(row_starts, np.int32)
+    if values:
+        arrays["values"] = np.full((num_rows, k), np.float32(UNWRITTEN))
+    if plan.workspace_bytes:
+        arrays["workspace"] = workspace
+    steps = None
+    if traced:
+        from topk_lab.reference.vllm import TRACE_STEP
+
+        steps = arrays["trace"] = np.zeros(plan.trace_shape, TRACE_STEP)
+        steps["step"] = -1
+    code, counts = _emulate(target, plan, arrays, ("logits", "row_ends", "row_starts"), seed)
+    splits = np.zeros(num_rows, np.int64)
+    if plan.workspace_bytes:
+        slots = workspace[: workspace.size // 2].reshape(num_rows, plan.max_splits, k)
+        splits = _written_splits(slots)
+    return Outcome(
+        variant=str(plan.variant),
+        indices=indices,
+        values=arrays.get("values"),
+        splits=splits,
+        steps=steps,
+        plan=plan,
+        code=code,
+        counts=tuple(counts),
+    )
+
+
+def _lengths(
+    num_rows: int,
+    num_cols: int,
+    row_ends: np.ndarray | None,
+    seq_lens: np.ndarray | None,
+    next_n: int,
+) -> tuple[np.ndarray, int]:
+    """The lengths as a kernel reads them, and the next_n that tells it how."""
+    if seq_lens is not None:
+        flat = np.ascontiguousarray(seq_lens, np.int32).reshape(-1)
+        return flat, next_n if seq_lens.ndim == 1 else 0
+    if row_ends is None:
+        return np.full(num_rows, num_cols, np.int32), 0
+    return np.ascontiguousarray(row_ends, np.int32), 0
+
+
+def _written_splits(slots: np.ndarray) -> np.ndarray:
+    """Splits of each row, (num_rows, max_splits, k) -> (num_rows,), that left something behind."""
+    return (slots != UNWRITTEN).any(axis=2).sum(axis=1)
+
+
+def _run_twin(
+    variant: str,
+    logits: np.ndarray,
+    k: int,
+    row_ends: np.ndarray | None,
+    row_starts: np.ndarray | None,
+    seq_lens: np.ndarray | None,
+    next_n: int,
+    values: bool,
+    traced: bool,
+    study: bool,
+) -> Outcome:
+    starts, ends = live_bounds(
+        *logits.shape, row_ends=row_ends, row_starts=row_starts, seq_lens=seq_lens, next_n=next_n
+    )
+    num_rows = logits.shape[0]
+    splits = np.zeros(num_rows, np.int64)
+    steps = None
+    if variant == "reference":
+        from topk_lab.reference import exact
+
+        indices, chosen = exact.select(logits, k, starts, ends)
+    elif variant == "torch":
+        import torch
+
+        from topk_lab import ops
+
+        rows = torch.from_numpy(np.ascontiguousarray(logits))
+        indices, chosen = (part.numpy() for part in ops.torch_select(rows, k, starts, ends))
+    else:
+        from topk_lab.reference import vllm
+
+        chosen_variant = schedules.parse_variant(variant)
+        chosen_variant.refuse_unsound(study)
+        selection = vllm.select(chosen_variant, logits, k, starts, ends, trace=traced)
+        indices, chosen, steps = selection.indices, selection.values, selection.trace
+        if selection.split_indices.size:
+            splits = _written_splits(selection.split_indices)
+    return Outcome(
+        variant=variant,
+        indices=indices,
+        values=chosen if values else None,
+        splits=splits,
+        steps=steps,
+    )
