@@ -72,12 +72,12 @@ def canonical_key(values: np.ndarray) -> np.ndarray:
     if values.dtype != np.float32:
         raise TypeError(f"values must be float32, got {values.dtype}")
     # On the bits: float comparisons order no NaN, and may flush subnormals.
-    bits = np.ascontiguousarray(values).view(np.uint32).reshape(values.shape)
+    bits = np.ascontiguousarray(values).reshape(-1).view(np.uint32)
     sign_fill = (bits.view(np.int32) >> 31).view(np.uint32)
     key = bits ^ (sign_fill | np.uint32(0x80000000))
-    key[...] += bits == np.uint32(0x80000000)
+    key += bits == np.uint32(0x80000000)
     key[(bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)] = _NAN_KEY
-    return key
+    return key.reshape(values.shape)
 
 
 @dataclass(frozen=True)
@@ -317,15 +317,16 @@ def _index_findings(answer: _Answer) -> Iterator[_Finding]:
 
     yield _Finding("duplicate", answer.repeated.any(axis=1), repeats)
 
-    last_filled = k - 1 - np.argmax(~empty[:, ::-1], axis=1)
-    hole = empty & (np.arange(k) < last_filled[:, None]) & ~empty.all(axis=1, keepdims=True)
+    is_index = indices >= 0
+    last_index = np.where(is_index, np.arange(k), -1).max(axis=1)
+    hole = empty & (np.arange(k) < last_index[:, None])
     yield _Finding(
         "hole",
         hole.any(axis=1),
-        lambda row: f"{slots(row, hole)}, slot {last_filled[row]} is filled",
+        lambda row: f"{slots(row, hole)}, an index in slot {last_index[row]}",
     )
     num_filled = k - empty.sum(axis=1)
-    num_indices = np.count_nonzero(indices >= 0, axis=1)
+    num_indices = np.count_nonzero(is_index, axis=1)
     wanted = answer.wanted[:, 0]
     yield _Finding(
         "missing",
