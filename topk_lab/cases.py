@@ -145,9 +145,10 @@ def boundaries(form: str = "rotated") -> tuple[Case, ...]:
     Parameters
     ----------
     form : {"rotated", "broadcast"}
-        ``broadcast``: every row is arange(num_cols) by a row stride of 0, as published.
-        ``rotated``: row r is that row rotated left by r, by a row stride of 1; so no two rows have
-        one answer, and three of four are unaligned. Either takes the memory of one row.
+        ``broadcast``: every row is arange(num_cols), by a row stride of 0, as published.
+        ``rotated``: the live part of row r is arange(length) rotated left by r, by a row stride of
+        1; so no two rows choose the same columns, and three of four are unaligned. What lies past
+        the last row's end is greater. Either form takes the memory of one row.
 
     Returns
     -------
@@ -160,6 +161,7 @@ def boundaries(form: str = "rotated") -> tuple[Case, ...]:
     """
     if form not in ("rotated", "broadcast"):
         raise ValueError(f"form must be one of rotated, broadcast, got {form!r}")
+    build = _rotated_ramps if form == "rotated" else _shared_ramp
     return tuple(
         Case(
             "boundaries" if form == "rotated" else "boundaries-broadcast",
@@ -168,7 +170,7 @@ def boundaries(form: str = "rotated") -> tuple[Case, ...]:
             WIDTH,
             K,
             1,
-            partial(_ramps, form, (length,) * num_rows, (num_rows,)),
+            partial(build, (length,) * num_rows, (num_rows,)),
             variant,
             (splits,) * num_rows,
         )
@@ -183,15 +185,14 @@ def masked_replay() -> tuple[Case, ...]:
     -------
     tuple of Case
         A pattern's rows have 70000 live columns and 1e20 behind them; row r is the pattern rotated
-        right by r live columns. A length's rows are those of ``boundaries``.
+        right by r live columns. A length's rows are made as in ``boundaries``.
     """
-    rows = range(REPLAY_ROWS)
     patterns = [
         _replay_case(
             "masked-replay",
             case_id,
-            partial(_masked_rows, tuple(pattern for _ in rows), rotated=True),
-            tuple(REPLAY_MASKED_SPLITS for _ in rows),
+            partial(_masked_rows, (pattern,) * REPLAY_ROWS, rotated=True),
+            (REPLAY_MASKED_SPLITS,) * REPLAY_ROWS,
         )
         for pattern, case_id in enumerate(REPLAY_PATTERNS)
     ]
@@ -199,8 +200,8 @@ def masked_replay() -> tuple[Case, ...]:
         _replay_case(
             "masked-replay",
             f"length-{length}",
-            partial(_ramps, "rotated", tuple(length for _ in rows), REPLAY_SHAPE),
-            tuple(splits for _ in rows),
+            partial(_rotated_ramps, (length,) * REPLAY_ROWS, REPLAY_SHAPE),
+            (splits,) * REPLAY_ROWS,
         )
         for length, splits in REPLAY_BOUNDS
     ]
@@ -223,12 +224,12 @@ def mixed_replay() -> tuple[Case, ...]:
             "mixed-replay",
             "patterns",
             partial(_masked_rows, tuple(row % len(REPLAY_PATTERNS) for row in rows), rotated=False),
-            tuple(REPLAY_MASKED_SPLITS for _ in rows),
+            (REPLAY_MASKED_SPLITS,) * REPLAY_ROWS,
         ),
         _replay_case(
             "mixed-replay",
             "lengths",
-            partial(_ramps, "broadcast", tuple(length for length, _ in bounds), REPLAY_SHAPE),
+            partial(_shared_ramp, tuple(length for length, _ in bounds), REPLAY_SHAPE),
             tuple(splits for _, splits in bounds),
         ),
     )
@@ -298,12 +299,19 @@ def _replay_case(
     )
 
 
-def _ramps(form: str, lengths: tuple[int, ...], lengths_shape: tuple[int, ...]) -> CaseInput:
-    num_rows = len(lengths)
-    row_stride = 1 if form == "rotated" else 0
-    base = np.arange(WIDTH + (num_rows - 1) * row_stride, dtype=np.float32)
-    base[WIDTH:] -= WIDTH
-    logits = as_strided(base, (num_rows, WIDTH), (row_stride * base.itemsize, base.itemsize))
+def _shared_ramp(lengths: tuple[int, ...], lengths_shape: tuple[int, ...]) -> CaseInput:
+    base = np.arange(WIDTH, dtype=np.float32)
+    logits = as_strided(base, (len(lengths), WIDTH), (0, base.itemsize))
+    return CaseInput(logits, np.array(lengths, np.int32).reshape(lengths_shape))
+
+
+def _rotated_ramps(lengths: tuple[int, ...], lengths_shape: tuple[int, ...]) -> CaseInput:
+    num_rows, length = len(lengths), lengths[0]
+    base = np.arange(WIDTH + num_rows - 1, dtype=np.float32)
+    # The ramp starts over at the live length, as far as the last row sees: rotated over the whole
+    # width, all rows of the short lengths would choose the same columns.
+    base[length : length + num_rows - 1] = np.arange(num_rows - 1) % max(length, 1)
+    logits = as_strided(base, (num_rows, WIDTH), (base.itemsize, base.itemsize))
     return CaseInput(logits, np.array(lengths, np.int32).reshape(lengths_shape))
 
 
