@@ -185,9 +185,10 @@ def test_extend_prefix_puts_each_bin_in_its_place():
     key = keys.complement_key(bits_of(1.5)[0])
     bins = bin_table(bits_of(1.5))[:, 0]
 
-    first = keys.extend_prefix(1, keys.extend_prefix(0, zero, bins[0]), bins[1])
+    first = keys.extend_prefix(1, zero, bins[1])
     second = keys.extend_prefix(2, np.uint32(first), bins[2])
 
+    assert keys.extend_prefix(0, zero, bins[0]) == 0
     assert first == key & 0xFFE00000
     assert second == key & 0xFFFFFC00
 
