@@ -207,13 +207,14 @@ class RunInfo:
         return {"schema": RECORD_SCHEMA, **asdict(self)}
 
     def device_name(self, target: str) -> str:
-        """Where a cell of `target` runs: the GPU's name, the emulated target, or the CPU's name."""
+        """Where a cell of `target` runs, see `device_name_of`."""
         return device_name_of(target, self.environment)
 
 
 def device_name_of(target: str, environment: dict[str, Any]) -> str:
+    """Where a cell of `target` ran: a GPU's name, an emulated target itself, or a CPU's name."""
     if target in EMULATED_TARGETS:
-        return f"emulator ({target})"
+        return target
     if target in DEVICE_TARGETS and environment["device"]:
         return environment["device"]["name"]
     return environment["cpu"] or environment["machine"]

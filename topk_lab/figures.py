@@ -32,7 +32,7 @@ OUTCOME_COLOURS = {
     PUBLISHED_ONLY: GREY,
 }
 STATUS_COLOURS = {"ok": BLUE, "wrong": VERMILION, "error": "#8c3fa0", "skipped": GREY}
-STATUS_SIGNS = {"ok": "✓", "wrong": "✗", "error": "!", "skipped": "–"}
+STATUS_SIGNS = {"ok": "✓", "wrong": "✗", "error": "!", "skipped": "-"}
 
 STEP_TITLES = (
     "step 0: half key, upper 11 bits",
@@ -163,7 +163,7 @@ def exactness_grid(frame: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
     lines = list(dict.fromkeys(line for line, _ in worst))
     columns = sorted({column for _, column in worst}, key=_column_order)
     if ax is None:
-        ax = _new_axes(2.6 + 0.95 * len(columns), 1.0 + 0.24 * len(lines))[0]
+        ax = _new_axes(2.6 + 1.1 * len(columns), 1.2 + 0.24 * len(lines))[0]
     codes = np.full((len(lines), len(columns)), np.nan)
     for (line, column), status in worst.items():
         y, x = lines.index(line), columns.index(column)
@@ -183,8 +183,9 @@ def _line_label(cell: dict[str, Any]) -> str:
     arguments = cell["workload_args"] or {}
     if "case" in arguments:
         return str(arguments["case"])
+    workload = cell["workload"] if isinstance(cell["workload"], str) else "input"
     shown = ", ".join(f"{name}={value}" for name, value in arguments.items())
-    return f"{cell['workload']}({shown})" if shown else str(cell["workload"])
+    return f"{workload}({shown})" if shown else workload
 
 
 def _column_order(column: tuple[str, str]) -> tuple[str, int]:
@@ -216,12 +217,13 @@ def _name_variants(ax: Axes, variants: Sequence[str]) -> None:
     for variant in dict.fromkeys(variants):
         places = [x for x, name in enumerate(variants) if name == variant]
         ax.annotate(
-            variant,
+            variant.replace("[", "\n[").replace(",", ",\n"),
             (sum(places) / len(places), 1.0),
             xycoords=("data", "axes fraction"),
             xytext=(0, 22),
             textcoords="offset points",
             ha="center",
+            va="bottom",
             fontsize=9,
             fontweight="bold",
             color=INK,

@@ -46,6 +46,7 @@ __all__ = [
     "data_root",
     "latest",
     "load",
+    "load_committed",
     "load_published",
     "load_runs",
     "only_kind",
@@ -515,6 +516,18 @@ def load(paths: Any) -> pd.DataFrame:
                 }
             )
     return pd.DataFrame(rows, columns=[*CELL_FIELDS, *RUN_COLUMNS])
+
+
+def load_committed() -> pd.DataFrame:
+    """Read the records that the package carries: ``data/measured`` and ``data/emulated``.
+
+    Returns
+    -------
+    pandas.DataFrame
+        As `load` returns it; empty if there are none.
+    """
+    folders = [data_root() / kind for kind in ("measured", "emulated")]
+    return load([folder for folder in folders if folder.is_dir()])
 
 
 def _identity(cell: Any) -> str:
