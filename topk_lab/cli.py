@@ -1,0 +1,327 @@
+"""What does ``topk-lab`` do? Each command is a thin layer over one function of the package."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from topk_lab import __version__
+
+__all__ = ["main"]
+
+# Refused input and missing parts exit with USAGE, failed checks with FAILED.
+FAILED = 1
+USAGE = 2
+
+
+def _refusals() -> tuple[type[Exception], ...]:
+    from topk_lab.code_objects import CodeObjectError
+    from topk_lab.toolchain import ToolchainError
+
+    return (ValueError, TypeError, FileNotFoundError, CodeObjectError, ToolchainError)
+
+
+class _OneLineErrors(click.Group):
+    """Turns a refusal into one line on standard error and exit code 2."""
+
+    def invoke(self, context: click.Context) -> Any:
+        try:
+            return super().invoke(context)
+        except click.exceptions.Exit:
+            raise
+        except click.ClickException:
+            raise
+        except Exception as error:
+            if os.environ.get("TOPK_LAB_TRACEBACK") or not isinstance(error, _refusals()):
+                raise
+            click.echo(f"topk-lab: {' '.join(str(error).split())}", err=True)
+            context.exit(USAGE)
+
+
+@click.group(cls=_OneLineErrors, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="topk-lab")
+def main() -> None:
+    """Exact per-row top-k selection: run it, check it, reproduce its experiments."""
+
+
+def _targets(text: str) -> list[str]:
+    from topk_lab.targets import TARGETS
+
+    chosen = list(TARGETS) if text == "all" else text.split(",")
+    for target in chosen:
+        if target not in TARGETS:
+            raise ValueError(f"target must be one of {', '.join(TARGETS)}, got {target!r}")
+    return chosen
+
+
+def _require_usable(target: str) -> None:
+    from topk_lab.targets import status
+
+    state = status(target)
+    if not state.usable:
+        raise ValueError(f"target {target} is not usable: {state.reason}; fix: {state.fix}")
+
+
+def _progress(items: Sequence[Any], label: str) -> Any:
+    """Iterate with a progress bar on a terminal, silently elsewhere."""
+    from rich.console import Console
+    from rich.progress import track
+
+    console = Console(stderr=True)
+    return track(items, label, console=console, disable=not console.is_terminal, transient=True)
+
+
+@main.command()
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def doctor(as_json: bool) -> None:
+    """Say for each target whether it is usable, and if not, why and what to do."""
+    import dataclasses
+    import json
+
+    from topk_lab import code_objects, emulator, targets
+
+    states = [targets.status(name) for name in targets.TARGETS]
+    try:
+        objects = code_objects.manifest()
+    except code_objects.CodeObjectError:
+        objects = []
+    tools = emulator.toolchain_report()
+    if as_json:
+        report = {
+            "targets": [dataclasses.asdict(state) for state in states],
+            "code_objects": [
+                {
+                    "name": found.path.name,
+                    "sha256": found.sha256,
+                    "toolchain": found.toolchain,
+                    "compiler": found.compiler,
+                }
+                for found in objects
+            ],
+            "emulator": tools,
+        }
+        click.echo(json.dumps(report, indent=1))
+        return
+    for state in states:
+        said = state.detail if state.usable else f"{state.reason}; fix: {state.fix}"
+        click.echo(f"{state.target:8} {'usable' if state.usable else 'no':7} {said}")
+    click.echo("hip      no      this version launches on no device; fix: use an emulated target")
+    click.echo("cuda     no      this version launches on no device; fix: use an emulated target")
+    click.echo("")
+    for name, tool in tools.items():
+        click.echo(f"emulator {name}: {tool or 'not found'}")
+    for found in objects:
+        click.echo(f"code     {found.path.name} {found.sha256[:16]} by {found.toolchain}")
+
+
+def _load_array(path: Path, name: str) -> Any:
+    """A tensor file as an array: .npy without pickles, .pt with weights only."""
+    import numpy as np
+
+    if not path.is_file():
+        raise FileNotFoundError(f"{name} must be a .npy or .pt file, found no file {path}")
+    if path.suffix == ".npy":
+        try:
+            return np.load(path, allow_pickle=False)
+        except (ValueError, EOFError) as error:
+            raise ValueError(f"{name} must hold one array, got {path.name}: {error}") from error
+    if path.suffix != ".pt":
+        raise ValueError(f"{name} must be a .npy or .pt file, got {path.name}")
+    import pickle
+
+    import torch
+
+    try:
+        tensor = torch.load(path, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError) as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"{name} must hold one tensor, got {path.name}: {reason}") from error
+    if not isinstance(tensor, torch.Tensor):
+        raise ValueError(f"{name} must hold one tensor, got {type(tensor).__name__}")
+    if tensor.dtype not in (torch.float32, torch.int32):
+        raise TypeError(f"{name} must be float32 or int32, got {tensor.dtype}")
+    return tensor.detach().numpy()
+
+
+@main.command()
+@click.argument("logits", type=click.Path(path_type=Path))
+@click.option("--k", type=int, required=True, help="Indices a row.")
+@click.option("--row-ends", type=click.Path(path_type=Path), help="File of (num_rows,) int32.")
+@click.option("--variant", default="auto", show_default=True)
+@click.option("--target", default="numba", show_default=True)
+@click.option("--out", type=click.Path(path_type=Path), required=True, help=".npy to write.")
+@click.option("--seed", type=int, help="Emulated targets: order of waves and blocks.")
+def select(
+    logits: Path,
+    k: int,
+    row_ends: Path | None,
+    variant: str,
+    target: str,
+    out: Path,
+    seed: int | None,
+) -> None:
+    """Select the k greatest of each row of LOGITS, a float32 .npy or .pt file."""
+    import numpy as np
+    import torch
+
+    from topk_lab import contract, registry, targets
+
+    if out.suffix != ".npy":
+        raise ValueError(f"--out must be a .npy file, got {out.name}")
+    if not out.parent.is_dir():
+        raise FileNotFoundError(f"--out must lie in a folder that is there, got {out}")
+    _targets(target)
+    rows = _load_array(logits, "logits")
+    ends = None if row_ends is None else _load_array(row_ends, "row_ends")
+    for name, array, dtype in (("logits", rows, np.float32), ("row_ends", ends, np.int32)):
+        if array is not None and array.dtype != dtype:
+            raise TypeError(f"{name} must be {np.dtype(dtype)}, got {array.dtype}")
+    contract.check_call(
+        torch.from_numpy(rows), k, row_ends=None if ends is None else torch.from_numpy(ends)
+    )
+    if variant == "auto":
+        variant = {"numba": "reference", "torch": "torch"}.get(target) or registry.gated(
+            *rows.shape, k
+        )
+    _require_usable(target)
+    outcome = targets.run(target, variant, rows, k, row_ends=ends, seed=seed)
+    violations = contract.find_violations(rows, outcome.indices, row_ends=ends)
+    if violations:
+        click.echo(f"topk-lab: {outcome.variant} on {target} is wrong: {violations[0]}", err=True)
+        raise click.exceptions.Exit(FAILED)
+    np.save(out, outcome.indices)
+    click.echo(
+        f"{outcome.variant} on {target}: {rows.shape[0]} rows of {rows.shape[1]}, k {k}, exact; "
+        f"wrote {out.name} {outcome.indices.shape} int32"
+    )
+
+
+@main.command()
+@click.option("--variant", default="vllm_k512", show_default=True)
+@click.option("--target", default="numba", show_default=True, help="Comma-separated, or all.")
+@click.option("--cases", "names", default="all", show_default=True, help="Comma-separated lists.")
+@click.option("--seed", type=int, help="Emulated targets: order of waves and blocks.")
+@click.option("--record", type=click.Path(path_type=Path), help="Folder to append records to.")
+def verify(variant: str, target: str, names: str, seed: int | None, record: Path | None) -> None:
+    """Run case lists on targets and hold every answer against the oracle."""
+    from topk_lab import verify as verifying
+
+    wanted = list(verifying.EXPERIMENTS) if names == "all" else names.split(",")
+    planned = [
+        check
+        for one_target in _targets(target)
+        for name in wanted
+        for check in verifying.checks(name, variant, one_target, seed)
+    ]
+    for one_target in {check.target for check in planned}:
+        _require_usable(one_target)
+    recorder = None if record is None else verifying.recorder(record, _targets(target))
+    failures = 0
+    for check in _progress(planned, "verify"):
+        finding = verifying.run(check)
+        failures += finding.status != check.due
+        if recorder is not None:
+            verifying.record(recorder, check, finding)
+        click.echo(verifying.line(check, finding))
+    click.echo(f"{len(planned) - failures} of {len(planned)} checks as due")
+    if failures:
+        raise click.exceptions.Exit(FAILED)
+
+
+@main.command()
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    default=Path("report"),
+    show_default=True,
+    help="Folder of index.html and the records behind it.",
+)
+@click.option("--target", default="numba,gfx950,gfx942", show_default=True)
+def reproduce(out: Path, target: str) -> None:
+    """Re-run the sources' own test lists, evaluate every claim, write a report."""
+    from topk_lab import reproduce as reproducing
+
+    outcome = reproducing.reproduce(out, chosen=_targets(target), track=_progress, say=click.echo)
+    _print_claims(outcome.claims)
+    for name, seconds in outcome.stages:
+        click.echo(f"{seconds:7.1f} s  {name}")
+    click.echo(f"report: {outcome.page}")
+    if outcome.failures:
+        for failure in outcome.failures:
+            click.echo(f"FAILED {failure}", err=True)
+        raise click.exceptions.Exit(FAILED)
+
+
+def _print_claims(frame: Any) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    table = Table("claim", "published", "found", "verdict", width=max(console.width, 100))
+    for source, group in frame.groupby("source", sort=False):
+        table.add_section()
+        table.add_row(f"[bold]{source}[/bold]", "", "", "")
+        for claim in group.to_dict("records"):
+            table.add_row(claim["statement"], claim["published"], claim["found"], claim["verdict"])
+    console.print(table)
+
+
+def _committed() -> tuple[Any, Any]:
+    """The records in data, and the claims as they decide them."""
+    from topk_lab import claims, results
+
+    root = results.data_root()
+    records = results.load([root / "measured", root / "emulated"])
+    return records, claims.evaluate(records)
+
+
+@main.command()
+def claims() -> None:
+    """Print the claims table of the committed records."""
+    _print_claims(_committed()[1])
+
+
+@main.command()
+@click.option("--check", is_flag=True, help="Only say whether README agrees with the records.")
+def report(check: bool) -> None:
+    """Bring README's generated blocks up to date with the committed records."""
+    from topk_lab import report as reporting
+    from topk_lab import results
+
+    readme = results.data_root().parent / "README.md"
+    if not readme.is_file():
+        raise FileNotFoundError("topk-lab report works in a checkout, found no README.md")
+    records, frame = _committed()
+    blocks = reporting.readme_blocks(frame, records)
+    text = readme.read_text(encoding="utf-8")
+    if check:
+        stale = reporting.check_markers(text, blocks)
+        if stale:
+            click.echo(f"README.md differs from the records: {', '.join(stale)}", err=True)
+            raise click.exceptions.Exit(FAILED)
+        click.echo("README.md agrees with the records")
+        return
+    readme.write_text(reporting.update_markers(text, blocks), encoding="utf-8")
+    click.echo(f"README.md: {', '.join(blocks)}")
+
+
+@main.command()
+@click.option("--check", is_flag=True, help="Only say which notebooks are out of date.")
+def notebooks(check: bool) -> None:
+    """Execute the notebook sources and write the .ipynb beside them."""
+    from topk_lab import notebooks as building
+
+    if check:
+        stale = building.stale()
+        if stale:
+            click.echo(f"out of date: {', '.join(stale)}", err=True)
+            raise click.exceptions.Exit(FAILED)
+        click.echo("notebooks agree with their sources")
+        return
+    for name in building.names():
+        building.build([name])
+        click.echo(f"built {name}")
