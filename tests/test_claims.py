@@ -3,7 +3,7 @@
 import pandas as pd
 import pytest
 
-from topk_lab import cases, claims, environment, results, workloads
+from topk_lab import cases, claims, environment, reproduce, results, verify
 
 EXACT = claims.Claim(
     id="exact",
@@ -368,14 +368,36 @@ def test_the_package_states_the_claims_of_both_sources_and_its_own():
     assert published["vllm-56743.warm-geomean"] == 2.310
     assert published["vllm-56743.pressure-geomean"] == 1.824
     assert published["sglang-36004.speedup-128k"] == 1.60
-    assert len(published) == len(stated) == 45
+    assert len(published) == len(stated) == 46
 
 
-def test_claims_on_workloads_ask_for_every_workload():
-    counts = sum(4 if name == "pivot_bins" else 1 for name in workloads.names())
-    for claim in claims.load_claims():
-        if claim.experiment == "workloads":
-            assert claim.cells == claim.published == counts
+@pytest.mark.parametrize(
+    "claim",
+    [claim for claim in claims.load_claims() if claim.experiment in verify.EXPERIMENTS],
+    ids=lambda claim: claim.id,
+)
+@pytest.mark.parametrize("target", ["numba", "gfx950"])
+def test_claims_ask_for_every_check_that_the_programme_runs(claim, target):
+    if target not in claim.targets:
+        target = claim.targets[0]
+    planned = [
+        {"variant": check.variant, "workload_args": check.workload_args}
+        for experiment, variant in reproduce.PROGRAMME
+        if experiment == claim.experiment
+        for check in verify.checks(experiment, variant, target)
+    ]
+    asked = [
+        cell
+        for cell in planned
+        if all(
+            (cell["workload_args"].get("case") if name == "workload_args.case" else cell[name])
+            in (wanted if isinstance(wanted, list) else [wanted])
+            for name, wanted in claim.query.items()
+        )
+    ]
+    assert claim.cells == len(asked)
+    if claim.by:
+        assert list(claim.published) == [cell["workload_args"]["case"] for cell in asked]
 
 
 def test_the_listed_cases_are_what_the_claims_ask_for(record):
@@ -405,15 +427,14 @@ def test_the_listed_cases_are_what_the_claims_ask_for(record):
     assert list(decided["id"]) == [
         "vllm-56743.boundaries",
         "vllm-56743.split-policy",
+        "vllm-56743.fallback-splits",
         "vllm-56743.masked-replay",
         "vllm-56743.one-d-lengths",
         "topk-lab.one-plan",
     ]
     assert set(decided["verdict"]) == {"reproduced"}
-    assert decided["found"].tolist()[1] == (
-        "1, 4, 1, 3, 3, 1, 2, 2, 1, 1, 10 on numba, gfx950, gfx942"
-    )
-    assert decided["cells"].tolist() == [33, 33, 57, 3, 57]
+    assert decided["found"].tolist()[1] == ("1, 4, 1, 3, 3, 1, 2, 2, 1, 1 on numba, gfx950, gfx942")
+    assert decided["cells"].tolist() == [33, 30, 3, 57, 3, 57]
 
 
 def test_legacy_pads_are_a_count_of_what_is_wrong(record):

@@ -127,9 +127,12 @@ def test_boundary_table_is_the_list_that_is_run_and_the_claim():
     for row in table:
         host = schedules.max_splits(row["variant"], int(row["num_rows"]), int(row["num_cols"]))
         assert int(row["host_splits"]) == host
+    *gated, fallback = table
     assert claim("vllm-56743.split-policy").published == {
-        row["case"]: int(row["active_splits"]) for row in table
+        row["case"]: int(row["active_splits"]) for row in gated
     }
+    assert claim("vllm-56743.fallback-splits").published == int(fallback["active_splits"])
+    assert claim("vllm-56743.boundaries").cells == len(table)
 
 
 def test_replay_table_is_the_list_that_is_run():

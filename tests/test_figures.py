@@ -81,6 +81,21 @@ def test_grid_shows_the_worst_status_and_leaves_gaps_empty():
     assert sorted(texts(ax)[:4]) == sorted(["✓", "✗", "-", "!"])
 
 
+def test_grid_labels_hold_what_tells_lines_apart():
+    shared = {"poison": "nan", "row_ends": [5, 6]}
+    frame = cells(
+        ("numba", "v", "normal", shared, "ok"),
+        ("numba", "v", "pivot_bins", shared | {"count": 128}, "ok"),
+        ("numba", "v", "pivot_bins", shared | {"count": 129, "row_ends": [7]}, "ok"),
+    )
+    ax = figures.exactness_grid(frame)
+    assert [label.get_text() for label in ax.get_yticklabels()] == [
+        "normal",
+        "pivot_bins(count=128)",
+        "pivot_bins(count=129)",
+    ]
+
+
 def test_grid_names_each_variant_once_over_its_targets():
     frame = cells(
         ("numba", "vllm_k512", "normal", {}, "ok"),

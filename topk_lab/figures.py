@@ -18,10 +18,20 @@ if TYPE_CHECKING:
     import numpy as np
     import pandas as pd
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
-__all__ = ["claims_overview", "exactness_grid", "peers_times", "trace_bins", "trace_histograms"]
+__all__ = [
+    "claims_overview",
+    "exactness_grid",
+    "peers_times",
+    "trace_bins",
+    "trace_histograms",
+    "trace_table",
+    "with_provenance",
+]
 
 INK = "#1f2430"
+MUTED = "#5b6272"
 FAINT = "#d9dce3"
 BLUE, SKY, VERMILION, GREY = "#0072b2", "#7cc0e8", "#d55e00", "#b8bcc6"
 
@@ -72,6 +82,28 @@ def _require_columns(frame: pd.DataFrame, *names: str) -> None:
             f"frame must hold lines with columns {', '.join(names)}, "
             f"got {len(frame)} lines without {', '.join(missing) or 'none missing'}"
         )
+
+
+def with_provenance(axes: Axes | Sequence[Axes], provenance: str) -> Figure:
+    """Write below a figure where its numbers come from.
+
+    Parameters
+    ----------
+    axes : Axes or sequence of Axes
+        As a function of this module returns them.
+    provenance : str
+        One line, for example from `results.provenance`.
+
+    Returns
+    -------
+    Figure
+        The axes' figure, which a notebook shows when it is the last value of a cell.
+    """
+    import numpy as np
+
+    figure = np.ravel(axes)[0].figure
+    figure.supxlabel(provenance, x=0.008, y=0.012, ha="left", fontsize=8, color=MUTED)
+    return figure
 
 
 def claims_overview(frame: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
@@ -143,7 +175,8 @@ def exactness_grid(frame: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
     frame : pandas.DataFrame
         Cells of one experiment as `results.load` returns them: ``target``, ``variant``,
         ``workload``, ``workload_args``, ``status``. Where ``workload_args`` names a ``case``, the
-        case is the line, else the workload is. Of several cells at one place the worst shows.
+        case is the line, else the workload with the arguments that not all cells share. Of several
+        cells at one place the worst shows.
     ax : Axes, optional
         Where to draw.
 
@@ -157,8 +190,10 @@ def exactness_grid(frame: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
     _require_columns(frame, "target", "variant", "workload", "workload_args", "status")
     severity = {"skipped": 0, "ok": 1, "error": 2, "wrong": 3}
     worst: dict[tuple[str, tuple[str, str]], str] = {}
-    for cell in frame.to_dict("records"):
-        place = (_line_label(cell), (cell["variant"], cell["target"]))
+    shown = frame.to_dict("records")
+    shared = _shared_arguments(shown) if len(shown) > 1 else {}
+    for cell in shown:
+        place = (_line_label(cell, shared), (cell["variant"], cell["target"]))
         worst[place] = max(worst.get(place, "skipped"), cell["status"], key=severity.__getitem__)
     lines = list(dict.fromkeys(line for line, _ in worst))
     columns = sorted({column for _, column in worst}, key=_column_order)
@@ -179,13 +214,27 @@ def exactness_grid(frame: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
     return ax
 
 
-def _line_label(cell: dict[str, Any]) -> str:
-    arguments = cell["workload_args"] or {}
+def _line_label(cell: dict[str, Any], shared: dict[str, Any]) -> str:
+    arguments = cell["workload_args"]
     if "case" in arguments:
         return str(arguments["case"])
     workload = cell["workload"] if isinstance(cell["workload"], str) else "input"
-    shown = ", ".join(f"{name}={value}" for name, value in arguments.items())
+    shown = ", ".join(
+        f"{name}={value}"
+        for name, value in arguments.items()
+        if name not in shared and not isinstance(value, list)
+    )
     return f"{workload}({shown})" if shown else workload
+
+
+def _shared_arguments(cells: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Workload arguments that all cells have alike: they tell no line from another."""
+    first = cells[0]["workload_args"]
+    return {
+        name: value
+        for name, value in first.items()
+        if all(cell["workload_args"].get(name) == value for cell in cells)
+    }
 
 
 def _column_order(column: tuple[str, str]) -> tuple[str, int]:
@@ -370,6 +419,23 @@ def trace_bins(trace: Any) -> pd.DataFrame:
         filled = np.flatnonzero(record["histogram"])
         parts.append(pd.DataFrame({**line, "bin": filled, "count": record["histogram"][filled]}))
     return pd.concat(parts, ignore_index=True) if parts else steps.assign(bin=0, count=0)
+
+
+def trace_table(trace: Any) -> pd.DataFrame:
+    """Lay out the steps of a trace for reading.
+
+    Parameters
+    ----------
+    trace : reference.vllm.Trace
+        What `topk_lab.trace` returns.
+
+    Returns
+    -------
+    pandas.DataFrame
+        As ``trace.frame()``, the prefix in hexadecimal digits.
+    """
+    frame = trace.frame()
+    return frame.assign(prefix=[f"{prefix:#010x}" for prefix in frame["prefix"]])
 
 
 def trace_histograms(
