@@ -78,7 +78,7 @@ def test_report_shows_every_claim_with_its_verdict(recorded, path):
     for claim in judged.to_dict("records"):
         line = re.search(rf'<tr id="{re.escape(claim["id"])}">.*?</tr>', page, re.S)[0]
         assert f'class="verdict {claim["outcome"].replace(" ", "-")}">' in line
-    assert "46 claims: 2 reproduced, 0 same direction, 0 not reproduced, 44 published only." in page
+    assert "47 claims: 2 reproduced, 0 same direction, 0 not reproduced, 45 published only." in page
     assert "212 on numba, gfx950, gfx942" in page
 
 
@@ -154,7 +154,7 @@ def test_markers_are_filled_and_a_stale_readme_is_found(recorded):
     text = report.update_markers(README, blocks)
     assert report.check_markers(text, blocks) == []
     assert report.update_markers(text, blocks) == text
-    assert text.startswith("# topk_lab\nbefore\n<!-- topk-lab:claims -->\n46 claims: 2 reproduced")
+    assert text.startswith("# topk_lab\nbefore\n<!-- topk-lab:claims -->\n47 claims: 2 reproduced")
     assert text.endswith("after\n<!-- topk-lab:other -->\nkept\n<!-- /topk-lab:other -->\n")
     assert "\nold\n" not in text
     edited = text.replace("212 of 512 slots", "211 of 512 slots")
