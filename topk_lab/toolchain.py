@@ -375,12 +375,7 @@ def _command_compile(arguments: argparse.Namespace) -> None:
             "kernels": resources,
         },
     )
-    for name, figures in sorted(resources.items()):
-        print(
-            f"  {name:44} {arguments.target}: {figures['vgpr']:3} VGPR {figures['agpr']} AGPR "
-            f"{figures['sgpr']:3} SGPR {figures['lds']:6} B LDS {figures['scratch']} B scratch "
-            f"{figures['waves_per_simd']} waves/SIMD"
-        )
+    for name, figures in resources.items():
         if figures["scratch"]:
             raise ToolchainError(
                 f"{name} for {arguments.target} spills {figures['scratch']} bytes of scratch"
@@ -395,8 +390,23 @@ def _command_manifest(arguments: argparse.Namespace) -> None:
     )
 
 
+def _command_show(arguments: argparse.Namespace) -> None:
+    for entry in json.loads(arguments.manifest.read_text())["objects"]:
+        print(
+            f"{entry['object']}  {entry['sha256'][:16]}  {entry['toolchain']}, {entry['compiler']}"
+        )
+        for name, figures in sorted(entry["kernels"].items()):
+            if name.endswith("_traced"):
+                continue
+            print(
+                f"  {name:42} {figures['vgpr']:3} VGPR {figures['agpr']:2} AGPR "
+                f"{figures['sgpr']:3} SGPR {figures['lds']:6} B LDS {figures['scratch']} B scratch "
+                f"{figures['waves_per_simd']:2} waves/SIMD"
+            )
+
+
 def main(argv: list[str] | None = None) -> int:
-    """Build steps: ``choose``, ``compile``, ``manifest``."""
+    """Build steps: ``choose``, ``compile``, ``manifest``; and ``show`` what was built."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     commands = parser.add_subparsers(required=True)
     choosing = commands.add_parser("choose")
@@ -414,6 +424,9 @@ def main(argv: list[str] | None = None) -> int:
     listing.add_argument("--output", type=Path, required=True)
     listing.add_argument("objects", type=Path, nargs="+")
     listing.set_defaults(run=_command_manifest)
+    showing = commands.add_parser("show")
+    showing.add_argument("manifest", type=Path)
+    showing.set_defaults(run=_command_show)
     arguments = parser.parse_args(argv)
     try:
         arguments.run(arguments)

@@ -20,12 +20,11 @@ template <TopKPolicy Policy, LogitSource Source, int BlockSize, bool Traced, int
 __device__ __forceinline__ bool radix_step(SelectionStorage<Policy, BlockSize>& lds,
                                            const RowSlice& slice, int32_t k,
                                            const Selected& selected, uint32_t& prefix,
-                                           int32_t& threshold_bin, TraceStep* trace) {
-  prefix = extend_prefix<Step>(prefix, threshold_bin);
+                                           TraceStep* trace) {
   histogram_step<Policy, Source, BlockSize, Step>(lds, slice, prefix);
   if constexpr (Traced) copy_histogram(lds.histogram, trace + Step, BlockSize);
   find_threshold_bin<Policy, BlockSize>(lds, k);
-  threshold_bin = wave_uniform(lds.threshold_bin);
+  const int32_t threshold_bin = wave_uniform(lds.threshold_bin);
   const int32_t bin_size = wave_uniform(lds.bin_size);
   const int32_t above = wave_uniform(lds.above);
   const bool fits = final_bin_fits<Policy, Step>(threshold_bin, bin_size, prefix);
@@ -45,6 +44,7 @@ __device__ __forceinline__ bool radix_step(SelectionStorage<Policy, BlockSize>& 
       trace[Step].fits = fits ? 1 : 0;
     }
   }
+  prefix = extend_prefix<Step>(prefix, threshold_bin);
   return Step < num_steps - 1 && !fits;
 }
 
@@ -59,10 +59,9 @@ __device__ __forceinline__ void select_row(SelectionStorage<Policy, BlockSize>& 
     lds.num_items = 0;
   }
   uint32_t prefix = 0;
-  int32_t threshold_bin = 0;
   const auto step = [&]<int Step>() {
     return radix_step<Policy, Source, BlockSize, Traced, Step>(lds, slice, k, selected, prefix,
-                                                               threshold_bin, trace);
+                                                               trace);
   };
   if (step.template operator()<0>() && step.template operator()<1>() &&
       step.template operator()<2>()) {
