@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from topk_lab import plans, registry
+from topk_lab import plans, registry, schedules
 from topk_lab.contract import Call, check_call, check_workspace, live_bounds
 from topk_lab.reference import exact, vllm
 
@@ -24,25 +24,17 @@ _library = torch.library.Library("topk_lab", "DEF")
 _library.define(SCHEMA)
 
 
-def _shape(call: Call, *, values: bool) -> plans.Shape:
-    return plans.Shape(
-        num_rows=call.num_rows,
-        num_cols=call.num_cols,
-        k=call.k,
-        row_stride=call.row_stride,
-        indices_stride=call.k if call.out is None else call.out.stride(0),
-        values_stride=(call.k if call.values_out is None else call.values_out.stride(0))
-        if values
-        else None,
-        next_n=call.next_n,
-        has_row_starts=call.row_starts is not None,
-    )
+def _refuse_shape(variant: str, num_rows: int, num_cols: int, k: int) -> None:
+    """Raise ValueError where a plan for the shape would; plans hold no symbolic sizes."""
+    if variant.partition("[")[0] in schedules.POLICIES and not torch.compiler.is_compiling():
+        plans.plan(variant, plans.Shape(num_rows, num_cols, k, num_cols, k))
 
 
-def _workspace_bytes(variant: str, shape: plans.Shape) -> int:
-    if variant in ("reference", "torch"):
+def _workspace_bytes(variant: str, num_rows: int, num_cols: int, k: int) -> int:
+    name = variant.partition("[")[0]
+    if name not in schedules.POLICIES:
         return 0
-    return plans.plan(variant, shape).workspace_bytes
+    return plans.workspace_bytes(name, num_rows, num_cols, k)
 
 
 def _default_variant(device: torch.device) -> str:
@@ -56,7 +48,7 @@ def _default_variant(device: torch.device) -> str:
 
 def _checked(
     logits, row_ends, row_starts, next_n, k, variant, tie_break, order, out, values, workspace
-) -> tuple[Call, plans.Shape]:
+) -> Call:
     """Everything that is checked before a variant runs, for real and for fake tensors."""
     lengths = {"row_ends": row_ends} if next_n == 0 else {"seq_lens": row_ends, "next_n": next_n}
     call = check_call(
@@ -71,9 +63,8 @@ def _checked(
         **lengths,
     )
     registry.resolve(variant, tie_break=tie_break, order=order)
-    shape = _shape(call, values=values is not None)
-    check_workspace(workspace, _workspace_bytes(variant, shape))
-    return call, shape
+    check_workspace(workspace, _workspace_bytes(variant, call.num_rows, call.num_cols, call.k))
+    return call
 
 
 def _bounds(call: Call) -> tuple[np.ndarray, np.ndarray]:
@@ -110,9 +101,10 @@ def torch_select(
 def _topk_out_cpu(
     logits, row_ends, row_starts, next_n, k, variant, tie_break, order, out, values, workspace
 ) -> None:
-    call, _ = _checked(
+    call = _checked(
         logits, row_ends, row_starts, next_n, k, variant, tie_break, order, out, values, workspace
     )
+    _refuse_shape(variant, call.num_rows, call.num_cols, call.k)
     starts, ends = _bounds(call)
     live = logits.detach()
     if variant == "torch":
@@ -231,8 +223,10 @@ def topk(
     if variant == "auto":
         variant = default
     registry.resolve(variant, tie_break=tie_break, order=order)
+    _refuse_shape(variant, call.num_rows, call.num_cols, call.k)
     with_values = return_values or values_out is not None
-    required = _workspace_bytes(variant, _shape(call, values=with_values))
+    required = _workspace_bytes(variant, call.num_rows, call.num_cols, call.k)
+    check_workspace(workspace, required if workspace is not None else 0)
     device = logits.device
     lengths = call.lengths
     if lengths is None:
@@ -285,4 +279,5 @@ def workspace_size(
     if variant == "auto":
         variant = _default_variant(torch.device(device or "cpu"))
     registry.resolve(variant)
-    return _workspace_bytes(variant, plans.Shape(num_rows, num_cols, k, num_cols, k))
+    _refuse_shape(variant, num_rows, num_cols, k)
+    return _workspace_bytes(variant, num_rows, num_cols, k)

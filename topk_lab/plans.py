@@ -27,6 +27,7 @@ __all__ = [
     "Shape",
     "TopKParams",
     "plan",
+    "workspace_bytes",
 ]
 
 NUM_STEPS = 4
@@ -161,7 +162,7 @@ class Plan:
     max_splits : int
         Splits that the workspace holds for each row; 1 means that none is needed.
     workspace_bytes : int
-        Two (num_rows, max_splits, k) arrays of 4-byte items: indices, then logits.
+        As the function `workspace_bytes` says.
     trace_shape : tuple of int
         (num_rows, max_splits + 1, 4) records of a traced plan.
     """
@@ -171,6 +172,25 @@ class Plan:
     max_splits: int
     workspace_bytes: int
     trace_shape: tuple[int, int, int]
+
+
+def workspace_bytes(name: str, num_rows: int, num_cols: int, k: int) -> int:
+    """Bytes of two (num_rows, max_splits, k) arrays of 4-byte items: indices, then logits.
+
+    Parameters
+    ----------
+    name : str
+        Key of `topk_lab.schedules.POLICIES`.
+    num_rows, num_cols, k : int
+        Shape of the call; symbolic sizes are taken too.
+
+    Returns
+    -------
+    int
+        0 where rows are never split.
+    """
+    splits = max_splits(name, num_rows, num_cols)
+    return 8 * num_rows * splits * k if splits > 1 else 0
 
 
 @functools.lru_cache(maxsize=1024)
@@ -271,6 +291,6 @@ def plan(variant: str, shape: Shape, *, study: bool = False, traced: bool = Fals
         variant=chosen,
         launches=tuple(launches),
         max_splits=splits,
-        workspace_bytes=8 * slots if splits > 1 else 0,
+        workspace_bytes=workspace_bytes(chosen.name, shape.num_rows, shape.num_cols, shape.k),
         trace_shape=(shape.num_rows, splits + 1, NUM_STEPS),
     )

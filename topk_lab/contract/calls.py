@@ -121,7 +121,7 @@ def check_call(
             f"got shape {tuple(logits.shape)}"
         )
     row_stride, column_stride = logits.stride()
-    if column_stride != 1 and num_cols > 1:
+    if column_stride != 1 and num_cols > 1 and num_rows > 0:
         raise ValueError(
             "logits must be contiguous in the last dimension (stride 1), "
             f"got strides {logits.stride()}"
@@ -236,7 +236,7 @@ def _check_output(name: str, value: Any, dtype: str, device: Any, num_rows: int,
             f"{name} must have shape (num_rows, k) = ({num_rows}, {k}), got {tuple(value.shape)}"
         )
     row_stride, column_stride = value.stride()
-    if column_stride != 1 and k > 1:
+    if column_stride != 1 and k > 1 and num_rows > 0:
         raise ValueError(
             f"{name} must be contiguous in the last dimension (stride 1), "
             f"got strides {value.stride()}"

@@ -1,0 +1,136 @@
+import dataclasses
+
+import pytest
+
+from topk_lab import schedules
+from topk_lab.schedules import POLICIES, active_splits, gate_refusal, max_splits, parse_variant
+
+KIBI = 1024
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "num_cols", "expected"),
+    [
+        pytest.param(32, 16 * KIBI, 1, id="32-rows-at-16k"),
+        pytest.param(32, 16 * KIBI + 1, 16, id="32-rows-after-16k"),
+        pytest.param(33, 16 * KIBI + 1, 1, id="33-rows-after-16k"),
+        pytest.param(128, 64 * KIBI, 1, id="128-rows-at-64k"),
+        pytest.param(128, 64 * KIBI + 1, 10, id="128-rows-after-64k"),
+        pytest.param(129, 256 * KIBI, 1, id="129-rows-at-256k"),
+        pytest.param(129, 256 * KIBI + 1, 3, id="129-rows-after-256k"),
+        pytest.param(160, 256 * KIBI + 1, 3, id="160-rows-after-256k"),
+        pytest.param(161, 256 * KIBI + 1, 2, id="161-rows-after-256k"),
+        pytest.param(256, 1024 * KIBI, 2, id="256-rows-at-1mi"),
+        pytest.param(257, 1024 * KIBI, 1, id="257-rows-at-1mi"),
+    ],
+)
+def test_k512_maximum_splits_follow_the_shape(num_rows, num_cols, expected):
+    assert max_splits("vllm_k512", num_rows, num_cols) == expected
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "row_len", "expected"),
+    [
+        pytest.param(32, 16 * KIBI, 1, id="32-rows-at-16k"),
+        pytest.param(32, 16 * KIBI + 1, 8, id="32-rows-after-16k"),
+        pytest.param(32, 128 * KIBI, 8, id="32-rows-at-128k"),
+        pytest.param(32, 128 * KIBI + 1, 10, id="32-rows-after-128k"),
+        pytest.param(32, 256 * KIBI, 10, id="32-rows-at-256k"),
+        pytest.param(32, 256 * KIBI + 1, 16, id="32-rows-after-256k"),
+        pytest.param(33, 64 * KIBI, 1, id="33-rows-at-64k"),
+        pytest.param(33, 64 * KIBI + 1, 4, id="33-rows-after-64k"),
+        pytest.param(128, 512 * KIBI, 4, id="128-rows-at-512k"),
+        pytest.param(128, 512 * KIBI + 1, 10, id="128-rows-after-512k"),
+        pytest.param(129, 256 * KIBI, 1, id="129-rows-at-256k"),
+        pytest.param(129, 256 * KIBI + 1, 3, id="129-rows-after-256k"),
+        pytest.param(256, 256 * KIBI + 1, 2, id="256-rows-after-256k"),
+        pytest.param(384, 1024 * KIBI, 1, id="384-rows-at-1mi"),
+    ],
+)
+def test_k512_active_splits_follow_the_live_length(num_rows, row_len, expected):
+    assert active_splits("vllm_k512", num_rows, row_len, 16) == expected
+
+
+def test_active_splits_never_pass_the_workspace_or_starve_a_merge():
+    assert active_splits("vllm_k512", 32, 1024 * KIBI, 3) == 3
+    assert active_splits("vllm_k512", 1, 16 * KIBI + 1, 16) * 512 <= 16 * KIBI + 1
+    assert active_splits("vllm_k512", 1, 0, 16) == 1
+
+
+def test_generic_splits_depend_on_the_width_alone():
+    assert max_splits("vllm_generic", 1, 199_999) == 1
+    assert max_splits("vllm_generic", 500, 200_000) == 10
+    assert active_splits("vllm_generic", 1, 5, 10) == 10
+
+
+@pytest.mark.parametrize(
+    ("shape", "refusal"),
+    [
+        ((384, 1024 * KIBI, 512), None),
+        ((385, 1024, 512), "num_rows must be at most 384 for vllm_k512, got 385"),
+        ((1, 1024 * KIBI + 1, 512), "num_cols must be at most 1048576 for vllm_k512, got 1048577"),
+        ((1, 1024, 513), "k must be 512 for vllm_k512, got 513"),
+    ],
+)
+def test_k512_gate_names_what_it_refuses(shape, refusal):
+    assert gate_refusal("vllm_k512", *shape) == refusal
+
+
+def test_generic_takes_k_up_to_2048():
+    assert gate_refusal("vllm_generic", 10**6, 10**6, 2048) is None
+    assert gate_refusal("vllm_generic", 1, 1, 2049) == (
+        "k must be in [1, 2048] for vllm_generic, got 2049"
+    )
+
+
+@pytest.mark.parametrize(
+    ("pad", "fits_rule", "sound"),
+    [
+        ("after_all", False, True),
+        ("after_all", True, True),
+        ("neg_inf", True, True),
+        ("neg_inf", False, False),
+        ("neg_flt_max", True, False),
+        ("neg_flt_max", False, False),
+    ],
+)
+def test_a_policy_is_sound_only_if_pads_order_after_every_item(pad, fits_rule, sound):
+    policy = dataclasses.replace(POLICIES["vllm_k512"], final_pad=pad, fits_rule=fits_rule)
+    assert policy.sound is sound
+
+
+def test_both_mirrors_are_sound():
+    assert all(policy.sound for policy in POLICIES.values())
+
+
+def test_variant_text_round_trips_with_its_changes():
+    text = "vllm_k512[fits_rule=false,final_pad=neg_flt_max]"
+    variant = parse_variant(text)
+    assert str(variant) == text
+    assert variant.ablation == "no_fits_rule_pad_neg_flt_max"
+    assert parse_variant(str(variant)) == variant
+    assert str(parse_variant("vllm_k512[fits_rule=true]")) == "vllm_k512"
+    assert parse_variant("vllm_k512[final_order=rank_count]").ablation is None
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("vllm_k513", "variant must be one of vllm_generic, vllm_k512, got 'vllm_k513'"),
+        ("vllm_k512[fits_rule=0]", "policy field fits_rule must be true or false, got '0'"),
+        ("vllm_k512[capacity=1]", "policy field must be one of .*, got 'capacity=1'"),
+        ("vllm_k512[final_pad=zero]", "policy field final_pad must be one of after_all, "),
+        ("vllm_k512[final_capacity=-1]", "must be a whole number, got '-1'"),
+        ("vllm_k512[fits_rule=true", r"variant must read name\[field=value,...\]"),
+    ],
+)
+def test_bad_variant_text_is_refused_by_name(text, message):
+    with pytest.raises(ValueError, match=message):
+        parse_variant(text)
+
+
+def test_every_ablation_differs_from_its_variant():
+    for name, ablations in schedules.ABLATIONS.items():
+        for suffix, fields in ablations.items():
+            policy = dataclasses.replace(POLICIES[name], **fields)
+            assert schedules.Variant(name, policy).ablation == suffix
