@@ -274,8 +274,7 @@ def _committed() -> tuple[Any, Any]:
     """The records in data, and the claims as they decide them."""
     from topk_lab import claims, results
 
-    root = results.data_root()
-    records = results.load([root / "measured", root / "emulated"])
+    records = results.load_committed()
     return records, claims.evaluate(records)
 
 

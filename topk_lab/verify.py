@@ -8,17 +8,21 @@ by the slots that blocks wrote into a poisoned workspace, never by the schedule.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from topk_lab import cases, registry, schedules, targets, workloads
 from topk_lab.contract import canonical_key, find_violations, live_bounds
 
-__all__ = ["EXPERIMENTS", "Check", "Finding", "checks", "record", "run"]
+if TYPE_CHECKING:
+    from topk_lab.results import Recorder
+
+__all__ = ["EXPERIMENTS", "Check", "Finding", "checks", "line", "record", "recorder", "run"]
 
 PIVOT_COUNTS = (128, 129, 1024, 1025)
 TRACED_WORKLOADS = (
@@ -133,7 +137,61 @@ def run(check: Check) -> Finding:
     return Finding(finding.status, finding.reason, finding.counters, finding.code, seconds)
 
 
-def record(recorder: Any, check: Check, finding: Finding) -> None:
+def line(check: Check, finding: Finding) -> str:
+    """One line on a finding: what was found, where, of which variant, and the splits observed.
+
+    Parameters
+    ----------
+    check : Check
+    finding : Finding
+
+    Returns
+    -------
+    str
+    """
+    verdict = "exact" if finding.status == "ok" else finding.status
+    if finding.status != "ok" and check.due == finding.status:
+        verdict = f"{verdict} (as due)"
+    splits = sorted(set(finding.counters.get("splits", [])))
+    parts = [f"{verdict:15} {check!s:52} {check.target:6} {check.variant:12}"]
+    if splits:
+        parts.append(f"splits {' '.join(map(str, splits)):10}")
+    parts.append(f"{finding.seconds:6.2f} s")
+    if finding.reason:
+        parts.append(finding.reason)
+    return "  ".join(parts)
+
+
+def recorder(folder: Path, targets_used: Iterable[str]) -> Recorder:
+    """A recorder for this run.
+
+    Parameters
+    ----------
+    folder : Path
+        Laid out as ``data``.
+    targets_used : iterable of str
+        AMD targets among them have their code objects named in the run line.
+
+    Returns
+    -------
+    topk_lab.results.Recorder
+    """
+    from topk_lab import code_objects, results
+
+    compilers = {
+        found.compiler
+        for found in (
+            code_objects.manifest() if set(targets_used) & set(targets.AMD_TARGETS) else []
+        )
+        if found.target in targets_used
+    }
+    run_info = results.RunInfo.capture(
+        kernel_hash=code_objects.sources(), compiler=", ".join(sorted(compilers)) or None
+    )
+    return results.Recorder(folder, run_info)
+
+
+def record(recorder: Recorder, check: Check, finding: Finding) -> None:
     """Write a finding down as a cell.
 
     Parameters
