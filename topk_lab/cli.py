@@ -132,11 +132,15 @@ def _load_array(path: Path, name: str) -> Any:
     if path.suffix != ".pt":
         raise ValueError(f"{name} must be a .npy or .pt file, got {path.name}")
     import pickle
+    import warnings
 
     import torch
 
     try:
-        tensor = torch.load(path, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings():
+            # What torch has to say about a foreign pickle is said by the refusal below.
+            warnings.simplefilter("ignore")
+            tensor = torch.load(path, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError) as error:
         reason = str(error).splitlines()[0]
         raise ValueError(f"{name} must hold one tensor, got {path.name}: {reason}") from error
