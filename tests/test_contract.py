@@ -336,7 +336,11 @@ def test_call_takes_any_row_stride(logits, row_stride):
 
 
 def test_call_takes_one_column_of_any_stride():
-    assert check_call(torch.zeros(8, 5)[:, 2:3], 1).num_cols == 1
+    logits = torch.zeros(5, 8).T[:, 2:3]
+    out = torch.zeros(5, 8, dtype=torch.int32).T[:, :1]
+    assert logits.stride() == out.stride() == (1, 8)
+    call = check_call(logits, 1, out=out)
+    assert (call.num_cols, call.row_stride) == (1, 1)
 
 
 @pytest.mark.parametrize("rows", [0, 1, 3])
@@ -629,10 +633,11 @@ def test_call_refuses_outputs_in_memory_of_another_argument(written, other):
         }
 
     check_call(**arguments(places), k=k)  # one buffer, but nothing shared
-    last = sum(places[other]) - 1
-    beside = {**places, written: (last + 1, places[written][1])}
-    shared = {**places, written: (last, places[written][1])}
-    check_call(**arguments(beside), k=k)
+    first, last, size = places[other][0], sum(places[other]) - 1, places[written][1]
+    check_call(**arguments({**places, written: (last + 1, size)}), k=k)
+    if first >= size:
+        check_call(**arguments({**places, written: (first - size, size)}), k=k)
+    shared = {**places, written: (last, size)}
     with raises(
         ValueError, f"{written} must not share memory with {other}, got overlapping tensors"
     ):
@@ -651,11 +656,35 @@ def test_call_takes_rows_that_interleave_in_one_buffer():
         check_call(buffer[:, 8:24], 12, values_out=buffer[:, 20:])
 
 
+def test_call_takes_what_shares_no_element():
+    buffer = torch.zeros(4, 32)
+    assert check_call(buffer[:, :0], 8, out=buffer[:, :8].view(torch.int32)).num_cols == 0
+    assert check_call(buffer[:0], 32, out=buffer[:0].view(torch.int32)).num_rows == 0
+    far_apart = buffer.as_strided((4, 0), (2**56, 1))
+    assert check_call(far_apart, 8, out=torch.empty(4, 8, dtype=torch.int32)).num_cols == 0
+
+
+def test_call_on_meta_tensors_has_no_addresses_to_compare():
+    out = torch.empty(ROWS, K, dtype=torch.int32, device="meta")
+    call = check_call(logits_of().to("meta"), K, out=out, values_out=out.view(torch.float32))
+    assert call.out is out
+
+
 def test_call_on_fake_tensors_has_no_addresses_to_compare():
     with FakeTensorMode():
         out = torch.empty(ROWS, K, dtype=torch.int32)
         call = check_call(logits_of(), K, row_ends=lengths_of(ROWS), out=out)
     assert call.out is out
+
+
+def test_call_is_traced_into_one_graph():
+    def first_columns(logits, row_ends, out):
+        call = check_call(logits, 8, row_ends=row_ends, out=out)
+        return logits[:, : call.k] + call.row_stride
+
+    compiled = torch.compile(first_columns, backend="eager", fullgraph=True)
+    out = torch.empty(4, 8, dtype=torch.int32)
+    assert compiled(torch.ones(4, 16), lengths_of(4), out).tolist() == [[17.0] * 8] * 4
 
 
 def test_call_is_frozen():
