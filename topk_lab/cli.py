@@ -20,9 +20,14 @@ USAGE = 2
 
 def _refusals() -> tuple[type[Exception], ...]:
     from topk_lab.code_objects import CodeObjectError
+    from topk_lab.emulator import EmulationError
+    from topk_lab.notebooks import NotebookError
     from topk_lab.toolchain import ToolchainError
 
-    return (ValueError, TypeError, FileNotFoundError, CodeObjectError, ToolchainError)
+    return (
+        *(ValueError, TypeError, FileNotFoundError),
+        *(CodeObjectError, EmulationError, NotebookError, ToolchainError),
+    )
 
 
 class _OneLineErrors(click.Group):
@@ -142,7 +147,7 @@ def _load_array(path: Path, name: str) -> Any:
             warnings.simplefilter("ignore")
             tensor = torch.load(path, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError) as error:
-        reason = str(error).splitlines()[0]
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise ValueError(f"{name} must hold one tensor, got {path.name}: {reason}") from error
     if not isinstance(tensor, torch.Tensor):
         raise ValueError(f"{name} must hold one tensor, got {type(tensor).__name__}")
