@@ -270,7 +270,9 @@ def _print_claims(frame: Any) -> None:
     from rich.table import Table
 
     console = Console()
-    table = Table("claim", "published", "found", "verdict", width=max(console.width, 100))
+    if not console.is_terminal:
+        console = Console(width=150)
+    table = Table("claim", "published", "found", "verdict")
     for source, group in frame.groupby("source", sort=False):
         table.add_section()
         table.add_row(f"[bold]{source}[/bold]", "", "", "")

@@ -456,7 +456,7 @@ def trace_histograms(
     Returns
     -------
     array of Axes
-        Best bins left. Selected bins, the threshold bin and rejected bins differ in colour.
+        Best bins left. The bins before the threshold bin, it, and those behind differ in colour.
     """
     import numpy as np
 
@@ -516,9 +516,9 @@ def _histogram_legend(ax: Axes) -> None:
 
     ax.figure.legend(
         handles=[
-            Patch(color=BLUE, label="selected"),
+            Patch(color=BLUE, label="ordered before it"),
             Patch(color=VERMILION, label="threshold bin"),
-            Patch(color=GREY, label="rejected"),
+            Patch(color=GREY, label="ordered behind it"),
         ],
         loc="outside lower right",
         ncols=3,
