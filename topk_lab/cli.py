@@ -298,7 +298,7 @@ def claims() -> None:
 @main.command()
 @click.option("--check", is_flag=True, help="Only say whether README agrees with the records.")
 def report(check: bool) -> None:
-    """Bring README's generated blocks up to date with the committed records."""
+    """Bring README's generated blocks and picture up to date with the committed records."""
     from topk_lab import report as reporting
     from topk_lab import results
 
@@ -316,7 +316,9 @@ def report(check: bool) -> None:
         click.echo("README.md agrees with the records")
         return
     readme.write_text(reporting.update_markers(text, blocks), encoding="utf-8")
-    click.echo(f"README.md: {', '.join(blocks)}")
+    picture = readme.parent / "notebooks" / "radix_steps.svg"
+    picture.write_text(reporting.readme_picture() + "\n", encoding="utf-8")
+    click.echo(f"README.md: {', '.join(blocks)}, {picture.name}")
 
 
 @main.command()

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from topk_lab import results
-from topk_lab.claims import OUTCOMES
+from topk_lab.claims import OUTCOMES, PUBLISHED_ONLY
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -27,6 +27,8 @@ __all__ = [
     "check_markers",
     "notebook_html",
     "readme_blocks",
+    "readme_picture",
+    "svg",
     "update_markers",
 ]
 
@@ -222,14 +224,26 @@ def _figures_section(
 
 def _figure(name: str, figure: Figure, title: str, origin: str) -> str:
     return (
-        f'<figure role="img" aria-label="{html.escape(title)}">\n{_svg(figure, name)}\n'
+        f'<figure role="img" aria-label="{html.escape(title)}">\n{svg(figure, name)}\n'
         f"<figcaption><strong>{html.escape(title)}</strong><br>{html.escape(origin)}"
         "</figcaption>\n</figure>"
     )
 
 
-def _svg(figure: Figure, salt: str) -> str:
-    """Draw a figure as inline SVG: same bytes each time, ids that no other figure has."""
+def svg(figure: Figure, salt: str) -> str:
+    """Draw a figure as SVG: same bytes each time, ids that no other figure has.
+
+    Parameters
+    ----------
+    figure : matplotlib.figure.Figure
+    salt : str
+        Makes the ids of this figure its own.
+
+    Returns
+    -------
+    str
+        An ``<svg>`` element.
+    """
     import matplotlib
 
     text = io.StringIO()
@@ -300,20 +314,49 @@ def readme_blocks(claims_frame: pd.DataFrame, records: pd.DataFrame) -> dict[str
     Returns
     -------
     dict
-        Marker name -> Markdown. ``claims``: the summary, the table, and where it comes from.
+        Marker name -> Markdown. ``claims``: the summary, the decided claims and where the verdicts
+        come from, and, folded, what is published only.
     """
+    undecided = claims_frame["outcome"] == PUBLISHED_ONLY
     lines = [
         _summary(claims_frame),
         "",
-        "| source | claim | published | found | verdict |",
-        "|---|---|---|---|---|",
+        *_readme_table(claims_frame[~undecided]),
+        "",
+        f"Records: {results.provenance(results.latest(records))}.",
+        "",
+        f"<details><summary>Published only: {int(undecided.sum())} more claims</summary>",
+        "",
+        *_readme_table(claims_frame[undecided]),
+        "",
+        "</details>",
     ]
+    return {"claims": "\n".join(lines) + "\n"}
+
+
+def _readme_table(claims_frame: pd.DataFrame) -> list[str]:
+    names = ("source", "statement", "published", "found", "verdict")
+    lines = ["| source | claim | published | found | verdict |", "|---|---|---|---|---|"]
     for claim in claims_frame.to_dict("records"):
-        names = ("source", "statement", "published", "found", "verdict")
         cells = (str(claim[name]).replace("|", "\\|") for name in names)
         lines.append(f"| {' | '.join(cells)} |")
-    lines += ["", f"Records: {results.provenance(results.latest(records))}."]
-    return {"claims": "\n".join(lines) + "\n"}
+    return lines
+
+
+def readme_picture() -> str:
+    """Draw how vllm_k512 finds the k-th key of a row with fewer unmasked logits than k.
+
+    Returns
+    -------
+    str
+        An SVG document.
+    """
+    from topk_lab import figures, reference, workloads
+
+    row = workloads.make("masked_prefix", 1, 16_384, finite=300)[0]
+    trace = reference.trace(row, 512, variant="vllm_k512")
+    drawn = figures.trace_histograms(figures.trace_bins(trace))[0].figure
+    return svg(drawn, "radix-steps").replace("<svg", '<svg style="background:#fff"', 1)
 
 
 def _marked(text: str, blocks: Mapping[str, str]) -> dict[str, re.Match[str]]:
