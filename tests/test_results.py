@@ -253,9 +253,7 @@ def test_validate_compares_summaries_with_their_samples(tmp_path):
     lines = lines_of(path)
     lines[1]["median_us"] = 1.5
     rewrite(path, lines)
-    with pytest.raises(
-        results.RecordError, match=r"median_us: 1\.5 does not follow"
-    ):
+    with pytest.raises(results.RecordError, match=r"median_us: 1\.5 does not follow"):
         results.validate(path)
 
 
