@@ -21,6 +21,6 @@ TOPK_LAB_KERNEL(vllm_generic_rank_count_select_traced, select_splits,
 extern "C" __global__ void __launch_bounds__(topk_lab::policy_probe_block_size)
     policy_probe(topk_lab::PolicyProbeParams params) {
   topk_lab::probe_splits(params);
-  topk_lab::probe_policy(params, 0, topk_lab::vllm_generic);
-  topk_lab::probe_policy(params, 1, topk_lab::vllm_k512);
+  topk_lab::probe_policy<topk_lab::vllm_generic>(params, 0);
+  topk_lab::probe_policy<topk_lab::vllm_k512>(params, 1);
 }

@@ -45,11 +45,11 @@ TOPK_LAB_KERNEL_PAIR(vllm_k512_no_fits_rule_pad_neg_flt_max,
 extern "C" __global__ void __launch_bounds__(topk_lab::policy_probe_block_size)
     policy_probe(topk_lab::PolicyProbeParams params) {
   topk_lab::probe_splits(params);
-  topk_lab::probe_policy(params, 0, topk_lab::no_count);
-  topk_lab::probe_policy(params, 1, topk_lab::capacity_2048);
-  topk_lab::probe_policy(params, 2, topk_lab::no_fits_rule);
-  topk_lab::probe_policy(params, 3, topk_lab::pad_after_all);
-  topk_lab::probe_policy(params, 4, topk_lab::no_fits_rule_pad_after_all);
-  topk_lab::probe_policy(params, 5, topk_lab::pad_neg_flt_max);
-  topk_lab::probe_policy(params, 6, topk_lab::no_fits_rule_pad_neg_flt_max);
+  topk_lab::probe_policy<topk_lab::no_count>(params, 0);
+  topk_lab::probe_policy<topk_lab::capacity_2048>(params, 1);
+  topk_lab::probe_policy<topk_lab::no_fits_rule>(params, 2);
+  topk_lab::probe_policy<topk_lab::pad_after_all>(params, 3);
+  topk_lab::probe_policy<topk_lab::no_fits_rule_pad_after_all>(params, 4);
+  topk_lab::probe_policy<topk_lab::pad_neg_flt_max>(params, 5);
+  topk_lab::probe_policy<topk_lab::no_fits_rule_pad_neg_flt_max>(params, 6);
 }

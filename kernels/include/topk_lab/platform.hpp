@@ -6,18 +6,31 @@
 
 namespace topk_lab {
 
-// 64 lanes on every CDNA part; kernels use 64-bit masks throughout.
-inline constexpr int wave_size = 64;
+// Masks of lanes are 64 bits wide throughout.
+#if defined(__CUDACC__)
+inline constexpr int wave_size = 32;
+#else
+inline constexpr int wave_size = 64;  // every CDNA part
+#endif
 
-// Launch bound of a block of `threads`, of which `blocks` should fit on a compute unit at once.
-// HIP's second argument counts waves on one of a compute unit's four SIMDs.
+// Launch bound of a block of `threads`, of which `blocks` should fit on a compute unit at once. The
+// second argument of the attribute counts blocks in CUDA, and waves on one of a compute unit's four
+// SIMDs in HIP.
+#if defined(__CUDACC__)
+#define TOPK_LAB_LAUNCH_BOUNDS(threads, blocks) __launch_bounds__(threads, blocks)
+#else
 #define TOPK_LAB_LAUNCH_BOUNDS(threads, blocks) \
   __launch_bounds__(threads, (blocks) * (threads) / (4 * 64))
+#endif
 
 // Tells the compiler that all lanes of a wave hold the same value, so that it may live in a scalar
 // register. Precondition: they do.
 __device__ __forceinline__ int32_t wave_uniform(int32_t value) {
+#if defined(__CUDACC__)
+  return value;
+#else
   return __builtin_amdgcn_readfirstlane(value);
+#endif
 }
 
 __device__ __forceinline__ int lane_index() { return static_cast<int>(__lane_id()); }

@@ -28,19 +28,19 @@ __device__ __forceinline__ void probe_splits(const PolicyProbeParams& params) {
   params.splits[2 * query + 1] = active_splits(schedule, asked[1], asked[3], limit);
 }
 
-__device__ __forceinline__ void probe_policy(const PolicyProbeParams& params, int32_t row,
-                                             const TopKPolicy& policy) {
+template <TopKPolicy Policy>
+__device__ __forceinline__ void probe_policy(const PolicyProbeParams& params, int32_t row) {
   if (blockIdx.x != 0 || threadIdx.x != 0 || row >= params.num_policies) return;
   int32_t* fields = params.fields + 9 * row;
-  fields[0] = policy.block_size;
-  fields[1] = policy.merge_block_size;
-  fields[2] = policy.final_capacity;
-  fields[3] = policy.max_k;
-  fields[4] = policy.count_neg_inf;
-  fields[5] = policy.fits_rule;
-  fields[6] = static_cast<int32_t>(policy.final_pad);
-  fields[7] = static_cast<int32_t>(policy.final_order);
-  fields[8] = static_cast<int32_t>(policy.splits);
+  fields[0] = Policy.block_size;
+  fields[1] = Policy.merge_block_size;
+  fields[2] = Policy.final_capacity;
+  fields[3] = Policy.max_k;
+  fields[4] = Policy.count_neg_inf;
+  fields[5] = Policy.fits_rule;
+  fields[6] = static_cast<int32_t>(Policy.final_pad);
+  fields[7] = static_cast<int32_t>(Policy.final_order);
+  fields[8] = static_cast<int32_t>(Policy.splits);
 }
 
 }  // namespace topk_lab

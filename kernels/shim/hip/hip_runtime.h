@@ -1,12 +1,37 @@
-// Stand-in for ROCm's <hip/hip_runtime.h>: the part of HIP's device language that these kernels use,
-// for a bare clang that targets amdgcn. With a ROCm install the real header is used instead.
+// Stand-in for ROCm's <hip/hip_runtime.h>: the part of HIP's device language that these kernels use, for
+// a bare clang that targets amdgcn and for nvcc. With a ROCm install the real header is used instead.
 #pragma once
 #include <stddef.h>
 #include <stdint.h>
 
-#if !defined(__HIP__) || !defined(__AMDGCN__)
-#error "this stand-in is for clang -x hip on amdgcn alone"
-#endif
+#if defined(__CUDACC__)
+
+#include <cuda/atomic>
+#include <cuda_runtime.h>
+
+#define HIP_SHIM_DEVICE static __device__ __forceinline__
+
+// HIP's collectives speak of all lanes of a wave; kernels call them convergently.
+HIP_SHIM_DEVICE unsigned __lane_id() { return threadIdx.x & 31; }
+HIP_SHIM_DEVICE unsigned long long hip_shim_ballot(int predicate) {
+  return __ballot_sync(~0u, predicate);
+}
+HIP_SHIM_DEVICE int hip_shim_shfl(int value, int lane) { return __shfl_sync(~0u, value, lane); }
+HIP_SHIM_DEVICE int hip_shim_shfl_up(int value, unsigned distance) {
+  return __shfl_up_sync(~0u, value, distance);
+}
+#define __ballot hip_shim_ballot
+#define __shfl hip_shim_shfl
+#define __shfl_up hip_shim_shfl_up
+
+#define __HIP_MEMORY_SCOPE_AGENT 4
+template <class T>
+HIP_SHIM_DEVICE T __hip_atomic_load(const T* address, int, int) {
+  return cuda::atomic_ref<T, cuda::thread_scope_device>(*const_cast<T*>(address))
+      .load(cuda::memory_order_relaxed);
+}
+
+#elif defined(__HIP__) && defined(__AMDGCN__)
 
 #define __host__ __attribute__((host))
 #define __device__ __attribute__((device))
@@ -89,3 +114,7 @@ HIP_SHIM_DEVICE int __shfl_up(int value, unsigned distance) {
 HIP_SHIM_DEVICE int atomicAdd(int* address, int value) {
   return __hip_atomic_fetch_add(address, value, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
 }
+
+#else
+#error "this stand-in is for clang -x hip on amdgcn and for nvcc"
+#endif
