@@ -3,9 +3,10 @@
 This file runs on the standard library alone: the build calls it as a script before any package is
 there, and the package imports it to tell stale objects from fresh ones.
 
-Three compilers serve. ``clang``: clang 21 or newer with lld, and no ROCm. ``zig``: the PyPI package
-ziglang, which carries clang and lld. ``hipcc``: a ROCm install, with its own headers. The first
-that compiles a probe kernel is taken; ``TOPK_LAB_TOOLCHAIN`` names one instead.
+Three compilers serve for AMD targets. ``clang``: clang 21 or newer with lld, and no ROCm. ``zig``:
+the PyPI package ziglang, which carries clang and lld. ``hipcc``: a ROCm install, with its own
+headers. The first that compiles a probe kernel is taken; ``TOPK_LAB_TOOLCHAIN`` names one instead.
+The target ``cuda`` is a fat binary by nvcc, built where nvcc is found.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-TARGETS = ("gfx90a", "gfx942", "gfx950")
+AMD_TARGETS = ("gfx90a", "gfx942", "gfx950")
+TARGETS = (*AMD_TARGETS, "cuda")
 TOOLCHAINS = ("clang", "zig", "hipcc")
 REBUILD_COMMAND = "make build"
 
@@ -41,6 +43,15 @@ _BARE_FLAGS = ["-nogpuinc", "-nogpulib", "-ffreestanding"]
 _PROBE = """#include <hip/hip_runtime.h>
 extern "C" __global__ void __launch_bounds__(64) probe(int* out) { out[threadIdx.x] = 1; }
 """
+# Machine code for three generations, and PTX for those to come.
+_CUDA_ARCHITECTURES = (80, 90, 100)
+_CUDA_SHOWN = 90  # the architecture whose resources the manifest states
+_PTXAS_KERNEL = re.compile(
+    r"Compiling entry function '(?P<name>\w+)' for 'sm_(?P<arch>\d+)'.*?"
+    r"(?P<scratch>\d+) bytes stack frame.*?Used (?P<vgpr>\d+) registers(?P<rest>[^\n]*)",
+    re.S,
+)
+
 _RESOURCE_LINES = {
     "vgpr": re.compile(r"^; NumVgprs: (\d+)", re.M),
     "agpr": re.compile(r"^; NumAgprs: (\d+)", re.M),
@@ -49,6 +60,16 @@ _RESOURCE_LINES = {
     "waves_per_simd": re.compile(r"^; Occupancy: (\d+)", re.M),
     "lds": re.compile(r"^; LDSByteSize: (\d+)", re.M),
     "code_bytes": re.compile(r"^; codeLenInByte = (\d+)", re.M),
+}
+
+
+_SHOWN = {
+    "vgpr": "VGPR",
+    "agpr": "AGPR",
+    "sgpr": "SGPR",
+    "lds": "B LDS",
+    "scratch": "B scratch",
+    "waves_per_simd": "waves/SIMD",
 }
 
 
@@ -62,12 +83,13 @@ class Toolchain:
 
     Attributes
     ----------
-    name : {"clang", "zig", "hipcc"}
+    name : {"clang", "zig", "hipcc", "nvcc"}
         Which one.
     version : str
         First line that the compiler prints about itself.
     compile, assemble, link : list of str
-        Command prefixes of the three steps: source to assembly, to object, to code object.
+        Command prefixes of the three steps: source to assembly, to object, to code object. nvcc
+        does all in its first.
     """
 
     name: str
@@ -124,12 +146,12 @@ def source_hash(kernels: Path) -> str:
     return hashlib.sha256(listed.encode()).hexdigest()[:16]
 
 
-def _run(command: list[str]) -> str:
+def _run(command: list[str], *, with_errors: bool = False) -> str:
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode != 0:
         said = (done.stderr or done.stdout).strip()
         raise ToolchainError(f"{command[0]} exited with {done.returncode}: {said}")
-    return done.stdout
+    return done.stdout + done.stderr if with_errors else done.stdout
 
 
 def _first_line(command: list[str]) -> str:
@@ -188,6 +210,30 @@ def _hipcc() -> Toolchain:
     )
 
 
+def _nvcc() -> Toolchain:
+    nvcc = _on_path("nvcc")
+    release = next(
+        line for line in _run([nvcc, "--version"]).splitlines() if line.startswith("Cuda compil")
+    )
+    code = [
+        f"-gencode=arch=compute_{arch},code="
+        + (f"[sm_{arch},compute_{arch}]" if arch == max(_CUDA_ARCHITECTURES) else f"sm_{arch}")
+        for arch in _CUDA_ARCHITECTURES
+    ]
+    options = [
+        "-x",
+        "cu",
+        "-O3",
+        "-std=c++20",
+        "-fatbin",
+        "-Xfatbin",
+        "-compress-all",
+        "-Xptxas",
+        "-v",
+    ]
+    return Toolchain("nvcc", release, [nvcc, *options, "--threads", "0", *code], [], [])
+
+
 _MAKERS = {"clang": _clang, "zig": _zig, "hipcc": _hipcc}
 
 
@@ -241,6 +287,66 @@ def compile_object(
         text = assembly.read_text()
         linked.replace(output)
     return text
+
+
+def compile_fat_binary(nvcc: Toolchain, source: Path, output: Path, include: list[Path]) -> str:
+    """Compile one source for NVIDIA GPUs.
+
+    Parameters
+    ----------
+    nvcc : Toolchain
+        The compiler.
+    source : Path
+        A HIP file.
+    output : Path
+        The fat binary to write; it appears only once it is whole.
+    include : list of Path
+        Header folders.
+
+    Returns
+    -------
+    str
+        What ptxas says about registers and shared memory.
+
+    Raises
+    ------
+    ToolchainError
+        The compiler failed.
+    """
+    output.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=output.parent) as folder:
+        binary = Path(folder) / "kernel.fatbin"
+        flags = [f"-I{path}" for path in include]
+        said = _run([*nvcc.compile, *flags, str(source), "-o", str(binary)], with_errors=True)
+        binary.replace(output)
+    return said
+
+
+def fat_binary_resources(said: str) -> dict[str, dict[str, int]]:
+    """Registers and shared memory of every kernel, as ptxas states them.
+
+    Parameters
+    ----------
+    said : str
+        The text that `compile_fat_binary` returns.
+
+    Returns
+    -------
+    dict
+        As `kernel_resources`, for sm_90; AGPR and SGPR do not exist there, scratch is the stack.
+    """
+    resources = {}
+    for kernel in _PTXAS_KERNEL.finditer(said):
+        if int(kernel["arch"]) == _CUDA_SHOWN:
+            shared = re.search(r"(\d+) bytes smem", kernel["rest"])
+            resources[kernel["name"]] = {
+                "vgpr": int(kernel["vgpr"]),
+                "scratch": int(kernel["scratch"]),
+                "lds": int(shared[1]) if shared else 0,
+            }
+    if not resources:
+        raise ToolchainError("ptxas states no resources for sm_90")
+    return resources
 
 
 def usable(name: str) -> Toolchain:
@@ -349,23 +455,30 @@ def _command_choose(arguments: argparse.Namespace) -> None:
 
 
 def _command_compile(arguments: argparse.Namespace) -> None:
-    toolchain = Toolchain(**json.loads(arguments.choice.read_text()))
-    kernels = arguments.kernels
-    include = [kernels / "include"]
-    if toolchain.name != "hipcc":
-        include.append(kernels / "shim")
+    kernels, output, target = arguments.kernels, arguments.output, arguments.target
+    source = kernels / arguments.source
+    include = [kernels / "include", kernels / "shim"]
     before = source_hash(kernels)
-    text = compile_object(
-        toolchain, kernels / arguments.source, arguments.target, arguments.output, include
-    )
-    resources = kernel_resources(text)
+    if target == "cuda":
+        toolchain = _nvcc()
+        resources = fat_binary_resources(compile_fat_binary(toolchain, source, output, include))
+    else:
+        toolchain = Toolchain(**json.loads(arguments.choice.read_text()))
+        if toolchain.name == "hipcc":
+            include.pop()
+        resources = kernel_resources(compile_object(toolchain, source, target, output, include))
+        for name, figures in resources.items():
+            if figures["scratch"]:
+                raise ToolchainError(
+                    f"{name} for {target} spills {figures['scratch']} bytes of scratch"
+                )
     _write_json(
-        Path(f"{arguments.output}.json"),
+        Path(f"{output}.json"),
         {
-            "object": arguments.output.name,
+            "object": output.name,
             "source": arguments.source,
-            "target": arguments.target,
-            "sha256": hashlib.sha256(arguments.output.read_bytes()).hexdigest(),
+            "target": target,
+            "sha256": hashlib.sha256(output.read_bytes()).hexdigest(),
             "source_hash": before,
             "toolchain": toolchain.name,
             "compiler": toolchain.version,
@@ -375,11 +488,6 @@ def _command_compile(arguments: argparse.Namespace) -> None:
             "kernels": resources,
         },
     )
-    for name, figures in resources.items():
-        if figures["scratch"]:
-            raise ToolchainError(
-                f"{name} for {arguments.target} spills {figures['scratch']} bytes of scratch"
-            )
 
 
 def _command_manifest(arguments: argparse.Namespace) -> None:
@@ -398,11 +506,10 @@ def _command_show(arguments: argparse.Namespace) -> None:
         for name, figures in sorted(entry["kernels"].items()):
             if name.endswith("_traced"):
                 continue
-            print(
-                f"  {name:42} {figures['vgpr']:3} VGPR {figures['agpr']:2} AGPR "
-                f"{figures['sgpr']:3} SGPR {figures['lds']:6} B LDS {figures['scratch']} B scratch "
-                f"{figures['waves_per_simd']:2} waves/SIMD"
+            stated = ", ".join(
+                f"{figures[key]} {unit}" for key, unit in _SHOWN.items() if key in figures
             )
+            print(f"  {name:44} {stated}")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -413,7 +520,7 @@ def main(argv: list[str] | None = None) -> int:
     choosing.add_argument("--output", type=Path, required=True)
     choosing.set_defaults(run=_command_choose)
     compiling = commands.add_parser("compile")
-    compiling.add_argument("--choice", type=Path, required=True)
+    compiling.add_argument("--choice", type=Path)
     compiling.add_argument("--kernels", type=Path, required=True)
     compiling.add_argument("--source", required=True)
     compiling.add_argument("--target", choices=TARGETS, required=True)

@@ -13,11 +13,11 @@ inline constexpr int wave_size = 32;
 inline constexpr int wave_size = 64;  // every CDNA part
 #endif
 
-// Launch bound of a block of `threads`, of which `blocks` should fit on a compute unit at once. The
-// second argument of the attribute counts blocks in CUDA, and waves on one of a compute unit's four
-// SIMDs in HIP.
+// Launch bound of a block of `threads`, of which `blocks` should fit on a compute unit at once. HIP's
+// second argument counts waves on one of a compute unit's four SIMDs; CUDA's is left open, as the
+// sources leave it.
 #if defined(__CUDACC__)
-#define TOPK_LAB_LAUNCH_BOUNDS(threads, blocks) __launch_bounds__(threads, blocks)
+#define TOPK_LAB_LAUNCH_BOUNDS(threads, blocks) __launch_bounds__(threads)
 #else
 #define TOPK_LAB_LAUNCH_BOUNDS(threads, blocks) \
   __launch_bounds__(threads, (blocks) * (threads) / (4 * 64))
