@@ -136,6 +136,10 @@ def _user_scalars(kernel: Kernel, dispatch_packet: int, kernarg: int) -> list[in
     return (words + [garbage & 0xFFFFFFFF] * 16)[:wanted]
 
 
+def _default_threads() -> int:
+    return int(os.environ.get("TOPK_LAB_THREADS", 0)) or len(os.sched_getaffinity(0))
+
+
 class Emulator:
     """Runs the kernels of one code object on the CPU.
 
@@ -146,7 +150,8 @@ class Emulator:
         Where compiled and translated results are kept; default: the environment variable
         ``TOPK_LAB_CACHE``, else the user's cache folder.
     threads : int, optional
-        Host threads that run blocks; default: the processors of this process.
+        Host threads that run blocks; default: the environment variable ``TOPK_LAB_THREADS``, else
+        the processors of this process.
 
     Notes
     -----
@@ -171,7 +176,7 @@ class Emulator:
         threads: int | None = None,
     ) -> None:
         self.code_object = code_object
-        self.threads = threads or len(os.sched_getaffinity(0))
+        self.threads = threads or _default_threads()
         self._folder = native.cache_folder(cache_dir)
         self._programs: dict[str, BoundProgram] = {}
         self._image = aligned_copy(code_object.image)
@@ -448,7 +453,7 @@ def _describe(
 
 
 def toolchain_report() -> dict[str, str | None]:
-    """Which tools the emulator found.
+    """Which tools the emulator found; the compiler has compiled the runtime.
 
     Returns
     -------
@@ -459,5 +464,8 @@ def toolchain_report() -> dict[str, str | None]:
         disassembler = disassembly.find().name
     except ToolNotFound:
         disassembler = None
-    compiler = next(native.compilers(), None)
-    return {"disassembler": disassembler, "host compiler": compiler and compiler.name}
+    try:
+        compiler = native.find_compiler(native.cache_folder())[0].name
+    except ToolNotFound:
+        compiler = None
+    return {"disassembler": disassembler, "host compiler": compiler}

@@ -29,7 +29,7 @@ class UnsupportedInstruction(UnsupportedKernel):
     """An instruction, or a modifier of one, that the emulator does not know."""
 
 
-@dataclass
+@dataclass(eq=False)
 class EmulationFault(EmulationError):
     """A kernel did what a device would not survive, or what is wrong on any device.
 

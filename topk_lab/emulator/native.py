@@ -20,7 +20,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -177,15 +177,17 @@ def cache_folder(folder: str | os.PathLike[str] | None = None) -> Path:
     return path
 
 
+def _digest(paths: Iterable[Path]) -> str:
+    digest = hashlib.sha256()
+    for path in sorted(paths):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()
+
+
 @functools.cache
 def source_digest() -> str:
-    """Hash of the emulator's own sources: what results in the cache depend on."""
-    digest = hashlib.sha256()
-    package = Path(__file__).parent
-    for path in sorted([*package.glob("*.py"), *_SOURCES.iterdir()]):
-        if path.is_file():
-            digest.update(path.name.encode() + b"\0" + path.read_bytes())
-    return digest.hexdigest()
+    """Hash of the emulator's own sources: what translated kernels in the cache depend on."""
+    return _digest([*Path(__file__).parent.glob("*.py"), *_SOURCES.iterdir()])
 
 
 @functools.cache
@@ -269,7 +271,7 @@ def build(compiler: Compiler, folder: Path) -> Path:
     EmulationError
         The compiler refuses.
     """
-    parts = (source_digest(), *compiler.command, compiler.version, *compiler.flags)
+    parts = (_digest(_SOURCES.iterdir()), *compiler.command, compiler.version, *compiler.flags)
     key = hashlib.sha256("\0".join((*parts, platform.machine())).encode()).hexdigest()[:32]
     library = folder / f"runtime-{key}.so"
     if not library.exists():

@@ -303,9 +303,16 @@ static inline void read_words(struct wave *w, const uint32_t *address, uint32_t 
 static inline void write_words(struct wave *w, const uint32_t *address, const uint32_t *s, int n) {
   uint8_t *lds = w->worker->lds;
   const uint64_t exec = exec_of(w);
-  FOR_EACH_IN_ORDER(l, exec) {
-    uint32_t *p = (uint32_t *)(lds + address[l]);
-    for (int word = 0; word < n; ++word) p[word] = s[word * LANES + l];
+  if (exec == ALL_LANES && !w->worker->lane_flip) {
+    for (int l = 0; l < LANES; ++l) {
+      uint32_t *p = (uint32_t *)(lds + address[l]);
+      for (int word = 0; word < n; ++word) p[word] = s[word * LANES + l];
+    }
+  } else {
+    FOR_EACH_IN_ORDER(l, exec) {
+      uint32_t *p = (uint32_t *)(lds + address[l]);
+      for (int word = 0; word < n; ++word) p[word] = s[word * LANES + l];
+    }
   }
   count(w, lds_lanes_written, (uint64_t)__builtin_popcountll(exec));
 }

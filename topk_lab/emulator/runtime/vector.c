@@ -6,16 +6,16 @@
 #define MIN(x, y) ((x) < (y) ? (x) : (y))
 #define MAX(x, y) ((x) > (y) ? (x) : (y))
 
+/* Exact; a signalling NaN stays one. */
 static inline float half_to_float(uint32_t bits) {
   const uint32_t sign = (bits & 0x8000) << 16, magnitude = bits & 0x7fff;
-  const uint32_t quiet = magnitude > 0x7c00 ? 0x400000 : 0;
   const uint32_t normal = (magnitude << 13) + (112u << 23);
-  const uint32_t special = magnitude << 13 | 0x7f800000 | quiet;
+  const uint32_t special = magnitude << 13 | 0x7f800000;
   const uint32_t subnormal = as_bits((float)(int32_t)magnitude * 0x1p-24f);
   return as_float(sign | (magnitude >= 0x7c00 ? special : magnitude < 0x400 ? subnormal : normal));
 }
 
-/* Round to nearest even. Adding 0.5 makes the float adder round at the last bit that a subnormal
+/* Rounds to nearest even; a NaN becomes quiet. Adding 0.5 makes the float adder round at the last bit that a subnormal
    half has. */
 static inline uint32_t float_to_half(float value) {
   const uint32_t bits = as_bits(value), sign = bits >> 16 & 0x8000, magnitude = bits & 0x7fffffff;
@@ -33,6 +33,8 @@ static inline float result(float r, float a, float b) {
 }
 
 static inline float quieted(float a) { return as_float(as_bits(a) | 0x400000); }
+
+static inline float canonical(float a) { return a != a ? quieted(a) : a; }
 
 static inline bool signals(float a) { return a != a && !(as_bits(a) & 0x400000); }
 
@@ -615,6 +617,7 @@ HANDLER(step_set_exec) {
 #undef CARRY
 #undef CARRY_IN
 #define ROW(name, signature) {#name, "valu", signature, do_##name},
+#define STEP(name) {#name, "step", "", do_##name},
 #define OP1(name, D, A, value) ROW(name, #D " = " #A)
 #define OP2(name, D, A, B, value) ROW(name, #D " = " #A " " #B)
 #define OP3(name, D, A, B, C, value) ROW(name, #D " = " #A " " #B " " #C)
@@ -641,14 +644,14 @@ const struct entry vector_entries[] = {
   ROW(v_readfirstlane_b32, "S32 = VGPR")
   ROW(v_readlane_b32, "S32 = VGPR S32")
   ROW(v_writelane_b32, "VGPR = S32 S32")
-  ROW(step_sign, "")
-  ROW(step_sign64, "")
-  ROW(step_extract, "")
-  ROW(step_insert, "")
-  ROW(step_halves, "")
-  ROW(step_words, "")
-  ROW(step_move_lanes, "")
-  ROW(step_restore_exec, "")
-  ROW(step_set_exec, "")
+  STEP(step_sign)
+  STEP(step_sign64)
+  STEP(step_extract)
+  STEP(step_insert)
+  STEP(step_halves)
+  STEP(step_words)
+  STEP(step_move_lanes)
+  STEP(step_restore_exec)
+  STEP(step_set_exec)
   {NULL, NULL, NULL, NULL},
 };
