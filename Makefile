@@ -42,7 +42,7 @@ build: $(INSTALLED)  ## Compile the kernels that changed
 	@$(PYTHON) -m cmake --build $(BUILD)
 	@$(PYTHON) topk_lab/toolchain.py show $(BUILD)/manifest.json
 
-test: export TOPK_LAB_REQUIRE := numba,torch,gfx942,gfx950
+test: export TOPK_LAB_REQUIRE := numba,torch,gfx90a,gfx942,gfx950
 test: build  ## Compare kernels with Numba: the Numba twins and the compiled AMD code on a CPU
 	$(STAGE) 'tests'
 	@time $(PYTHON) -m pytest -n 2 -m 'not gpu'

@@ -215,7 +215,7 @@ def test_a_wrong_kernel_fails_verification(monkeypatch):
 def test_doctor_says_for_each_target_whether_it_is_usable():
     done = call("doctor")
     assert done.exit_code == 0, done.output
-    for target in ("numba", "torch", "gfx942", "gfx950", "hip", "cuda"):
+    for target in ("numba", "torch", "gfx90a", "gfx942", "gfx950", "hip", "cuda"):
         assert any(line.startswith(target) for line in done.stdout.splitlines())
     report = json.loads(call("doctor", "--json").stdout)
     assert {state["target"] for state in report["targets"]} == {

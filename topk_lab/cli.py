@@ -249,7 +249,7 @@ def verify(variant: str, target: str, names: str, seed: int | None, record: Path
     show_default=True,
     help="Folder of index.html and the records behind it.",
 )
-@click.option("--target", default="numba,gfx950,gfx942", show_default=True)
+@click.option("--target", default="numba,gfx950,gfx942,gfx90a", show_default=True)
 def reproduce(out: Path, target: str) -> None:
     """Re-run the sources' own test lists, evaluate every claim, write a report."""
     from topk_lab import reproduce as reproducing

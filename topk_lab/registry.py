@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 __all__ = ["VARIANTS", "VariantInfo", "gated", "resolve", "variants"]
 
-EMULATED_TARGETS = ("gfx942", "gfx950")
+EMULATED_TARGETS = ("gfx90a", "gfx942", "gfx950")
 
 
 @dataclass(frozen=True)
