@@ -1,0 +1,26 @@
+"""How long does a selection take on this device, and how does that compare?
+
+`topk_lab.bench.timing` measures calls that were checked exact first;
+`topk_lab.bench.experiments` holds what is measured: named lists of cells, run by `run` and
+recorded through `topk_lab.results`; `topk_lab.bench.ratios` compares records with published times.
+"""
+
+from topk_lab.bench.device import Device, TorchDevice
+from topk_lab.bench.experiments import EXPERIMENTS, Cell, Experiment, run
+from topk_lab.bench.ratios import against_published, geomeans
+from topk_lab.bench.timing import Candidate, Effort, Timing, measure
+
+__all__ = [
+    "EXPERIMENTS",
+    "Candidate",
+    "Cell",
+    "Device",
+    "Effort",
+    "Experiment",
+    "Timing",
+    "TorchDevice",
+    "against_published",
+    "geomeans",
+    "measure",
+    "run",
+]

@@ -1,0 +1,145 @@
+"""What stands for a selection or a read kernel when it is timed, and is its answer right?
+
+A maker takes logits on the device and returns a call and the output that it fills; all else that
+the call needs is made before. `Inputs` turns a maker into a candidate that poisons the output,
+writes the logits, and holds what a replay left behind against the logits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+
+from topk_lab.bench.device import Call, Device
+from topk_lab.bench.timing import COLD_CACHES, Candidate
+from topk_lab.contract import UNWRITTEN, find_violations
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["READS", "Inputs", "Make", "operator", "torch_topk"]
+
+Make: TypeAlias = "Callable[[torch.Tensor], tuple[Call, torch.Tensor]]"
+
+
+class Inputs:
+    """Logits on a device: one copy, or as many as keep caches cold.
+
+    Until a candidate is prepared the copies hold other logits: the same columns in reverse.
+
+    Parameters
+    ----------
+    logits : (num_rows, num_cols) float32 ndarray
+        What is timed; every row is live to its end.
+    device : Device
+        Where to.
+    cache : str
+        As `topk_lab.bench.measure` takes it.
+    """
+
+    def __init__(self, logits: np.ndarray, device: Device, cache: str) -> None:
+        import torch
+
+        self.host = logits
+        count = 1
+        if cache == "cold":
+            count += math.ceil(COLD_CACHES * device.cache_bytes / logits.nbytes)
+        self.copies = [
+            torch.empty(self.host.shape, dtype=torch.float32, device=device.place)
+            for _ in range(count)
+        ]
+        self._fill(np.ascontiguousarray(self.host[:, ::-1]))
+
+    def _fill(self, logits: np.ndarray) -> None:
+        import torch
+
+        for copy in self.copies:
+            copy.copy_(torch.from_numpy(logits))
+
+    def _candidate(
+        self, make: Make, poison: float, check: Callable[[torch.Tensor], str | None]
+    ) -> Candidate:
+        calls, outputs = zip(*map(make, self.copies), strict=True)
+
+        def prepare() -> None:
+            self._fill(self.host)
+            for output in outputs:
+                output.fill_(poison)
+
+        def check_all() -> str | None:
+            return next(filter(None, (check(output.cpu()) for output in outputs)), None)
+
+        return Candidate(calls, prepare, check_all, input_bytes=self.host.nbytes)
+
+    def selection(self, make: Make) -> Candidate:
+        """Stand for a selection: its output is (num_rows, k) indices, held against the oracle."""
+        import torch
+
+        def check(indices: torch.Tensor) -> str | None:
+            violations = find_violations(self.host, indices.to(torch.int32))
+            return f"{len(violations)} violations; {violations[0]}" if violations else None
+
+        return self._candidate(make, UNWRITTEN, check)
+
+    def read(self, make: Make) -> Candidate:
+        """Stand for a read kernel: its output is (num_rows, parts) maxima of parts of the rows."""
+        greatest = self.host.max(axis=1)
+
+        def check(maxima: torch.Tensor) -> str | None:
+            wrong = np.flatnonzero(maxima.numpy().max(axis=1) != greatest)
+            if not wrong.size:
+                return None
+            return f"{wrong.size} rows; row {wrong[0]}: its greatest logit was not found"
+
+        return self._candidate(make, math.nan, check)
+
+
+def operator(variant: str, k: int, logits: torch.Tensor) -> tuple[Call, torch.Tensor]:
+    """Call a variant of this package, with all that it needs made before."""
+    import torch
+
+    from topk_lab import ops
+
+    num_rows, num_cols = logits.shape
+    place = logits.device
+    row_ends = torch.full((num_rows,), num_cols, dtype=torch.int32, device=place)
+    out = torch.empty((num_rows, k), dtype=torch.int32, device=place)
+    needed = ops.workspace_size(num_rows, num_cols, k, variant, place)
+    workspace = torch.empty(needed, dtype=torch.uint8, device=place) if needed else None
+
+    def call() -> None:
+        ops.topk(logits, k, row_ends=row_ends, variant=variant, out=out, workspace=workspace)
+
+    return call, out
+
+
+def torch_topk(k: int, logits: torch.Tensor) -> tuple[Call, torch.Tensor]:
+    """Call torch.topk itself, as anybody would."""
+    import torch
+
+    shape = (logits.shape[0], k)
+    values = torch.empty(shape, device=logits.device)
+    indices = torch.empty(shape, dtype=torch.int64, device=logits.device)
+    return lambda: torch.topk(logits, k, dim=1, out=(values, indices)), indices
+
+
+def _amax(most: int, logits: torch.Tensor) -> tuple[Call, torch.Tensor]:
+    """Maxima of parts of a row, of at most so many columns each."""
+    import torch
+
+    num_rows, num_cols = logits.shape
+    parts = logits.view(num_rows, -1, math.gcd(num_cols, most) if most else num_cols)
+    maxima = torch.empty(parts.shape[:2], device=logits.device)
+    return lambda: torch.amax(parts, dim=2, out=maxima), maxima
+
+
+# The floor is the best of these at each shape. A read kernel reads every logit once and leaves
+# (num_rows, parts) maxima, so that it can be checked.
+READS: dict[str, Make] = {
+    "read_amax": lambda logits: _amax(0, logits),
+    "read_amax_1024": lambda logits: _amax(1024, logits),
+    "read_amax_8192": lambda logits: _amax(8192, logits),
+}

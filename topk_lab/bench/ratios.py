@@ -1,0 +1,194 @@
+"""How do the times of one run compare with the published times of another?
+
+Devices run faster or slower from one day to the next. So a published time is scaled by what both
+runs measured: ``torch.topk``, the same code on both sides, and the read floor, which need not be
+the same kernel. Of the two scales the smaller one counts: neither a slow day for ``torch.topk`` nor
+a poor read kernel may flatter a selection.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from topk_lab import results
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["READ_PREFIX", "TORCH", "against_published", "geomeans", "published_shapes"]
+
+PEERS = "peers_h200"
+TORCH = "torch.topk"
+READ_PREFIX = "read_"
+PUBLISHED_FLOOR = "read_once_floor"
+MIRRORS = ("vllm_generic", "vllm_k512")  # named as the kernels that they mirror
+
+PUBLISHED_TIMES = {"warm": "warm_us", "pressure_256MiB": "cold_us"}
+PUBLISHED_WORKLOADS: dict[str, tuple[str, dict[str, Any]]] = {
+    "normal": ("normal", {}),
+    "neg_inf_0.9_random": ("masked_random", {"fraction": 0.9}),
+    "neg_inf_0.998_prefix": ("masked_prefix", {"finite": 524}),
+}
+
+SHAPE = ["num_rows", "num_cols", "k", "workload"]
+
+
+def _published() -> pd.DataFrame:
+    frame = results.load_published(PEERS)
+    workloads = {name: workload for name, (workload, _) in PUBLISHED_WORKLOADS.items()}
+    return frame.assign(
+        num_rows=frame["rows"],
+        num_cols=frame["cols"],
+        workload=frame["distribution"].map(workloads),
+    )
+
+
+def published_shapes() -> list[tuple[int, int, int, str, dict[str, Any]]]:
+    """The shapes of the peers' published times.
+
+    Returns
+    -------
+    list of tuple
+        num_rows, num_cols, k, and the workload with its arguments.
+    """
+    arguments = dict(PUBLISHED_WORKLOADS.values())
+    shapes = _published()[SHAPE].drop_duplicates().itertuples(index=False)
+    return [(*shape, arguments[shape.workload]) for shape in shapes]
+
+
+def against_published(records: pd.DataFrame) -> pd.DataFrame:
+    """Each mirror's time as a multiple of its upstream's published time, both on the same device.
+
+    Parameters
+    ----------
+    records : pandas.DataFrame
+        Of the experiment ``reference_shapes``, as `topk_lab.results.load` returns it.
+
+    Returns
+    -------
+    pandas.DataFrame
+        A row for each shape, cache and mirror: ``num_rows``, ``num_cols``, ``k``, ``workload``,
+        ``cache``, ``variant``, ``time_us``, ``published_us``; ``torch_scale`` and ``floor_scale``,
+        this run's time of ``torch.topk`` and of the best read kernel over the published one;
+        ``scale``, the smaller of them; ``ratio`` = time_us / (published_us * scale); ``unscaled`` =
+        time_us / published_us; ``samples_us``. Of several runs, the last that holds all of these.
+
+    Raises
+    ------
+    ValueError
+        No cell of the published device has ``torch.topk``, a read kernel and a mirror in one run.
+
+    Notes
+    -----
+    The published times are those of ``data/published/peers_h200.csv``.
+    """
+    import pandas as pd
+
+    published = _published()
+    kernels = published.set_index([*SHAPE, "kernel"])
+    hardware = published["hardware"].iloc[0]
+    timed = records[
+        (records["experiment"] == "reference_shapes")
+        & (records["status"] == "ok")
+        & (records["mode"] == "graph")
+        & records["cache"].isin(list(PUBLISHED_TIMES))
+        & records["device"].map(hardware.startswith).astype(bool)
+    ]
+    rows: dict[tuple, dict[str, Any]] = {}
+    for key, cell in timed.sort_values("recorded").groupby(
+        ["recorded", "run", *SHAPE, "cache"], sort=True
+    ):
+        shape, cache = key[2:-1], key[-1]
+        found = cell.drop_duplicates("variant", keep="last").set_index("variant")
+        reads = found[found.index.str.startswith(READ_PREFIX)]["median_us"]
+        if TORCH not in found.index or reads.empty or (*shape, TORCH) not in kernels.index:
+            continue
+        column = PUBLISHED_TIMES[cache]
+        torch_scale = found.at[TORCH, "median_us"] / kernels.at[(*shape, TORCH), column]
+        floor_scale = reads.min() / kernels.at[(*shape, PUBLISHED_FLOOR), column]
+        scale = min(torch_scale, floor_scale)
+        for variant in found.index.intersection(MIRRORS):
+            time_us, published_us = (
+                found.at[variant, "median_us"],
+                kernels.at[(*shape, variant), column],
+            )
+            rows[(*shape, cache, variant)] = {
+                **dict(zip(SHAPE, shape, strict=True)),
+                "cache": cache,
+                "variant": variant,
+                "time_us": time_us,
+                "published_us": published_us,
+                "torch_scale": torch_scale,
+                "floor_scale": floor_scale,
+                "scale": scale,
+                "ratio": time_us / (published_us * scale),
+                "unscaled": time_us / published_us,
+                "samples_us": found.at[variant, "samples_us"],
+            }
+    if not rows:
+        raise ValueError(
+            f"records must hold a run of reference_shapes on {hardware.split(',')[0]} with "
+            f"{TORCH}, a read kernel and a mirror in one cell, got {len(timed)} times"
+        )
+    return (
+        pd.DataFrame(rows.values()).sort_values(["variant", "cache", *SHAPE]).reset_index(drop=True)
+    )
+
+
+def geomeans(
+    ratios: pd.DataFrame,
+    *,
+    column: str = "ratio",
+    limit: float = 1.10,
+    draws: int = 2000,
+    seed: int = 0,
+) -> pd.DataFrame:
+    """Summarize ratios over shapes, with what a mean alone would hide.
+
+    Parameters
+    ----------
+    ratios : pandas.DataFrame
+        As `against_published` returns it.
+    column : str, default "ratio"
+        Which ratio.
+    limit : float, default 1.1
+        Shapes above it are counted.
+    draws : int, default 2000
+        Of the bootstrap over shapes and over the samples of each.
+    seed : int, default 0
+
+    Returns
+    -------
+    pandas.DataFrame
+        A row for each variant and cache: ``geomean`` and its 95% interval ``low``, ``high``;
+        ``best`` and ``worst`` shape; ``shapes`` and how many of them are ``above_limit``.
+    """
+    import pandas as pd
+
+    rng = np.random.default_rng(seed)
+    rows = []
+    for (variant, cache), group in ratios.groupby(["variant", "cache"]):
+        values = group[column].to_numpy()
+        drawn = np.empty((draws, len(group)))
+        for position, samples in enumerate(map(np.asarray, group["samples_us"])):
+            medians = np.median(rng.choice(samples, (draws, len(samples))), axis=1)
+            drawn[:, position] = values[position] * medians / np.median(samples)
+        shapes = rng.integers(len(group), size=drawn.shape)
+        means = np.exp(np.log(np.take_along_axis(drawn, shapes, axis=1)).mean(axis=1))
+        low, high = np.quantile(means, (0.025, 0.975))
+        rows.append(
+            {
+                "variant": variant,
+                "cache": cache,
+                "geomean": float(np.exp(np.log(values).mean())),
+                "low": float(low),
+                "high": float(high),
+                "best": values.min(),
+                "worst": values.max(),
+                "shapes": len(group),
+                "above_limit": int((values > limit).sum()),
+            }
+        )
+    return pd.DataFrame(rows)
