@@ -250,7 +250,8 @@ def verify(variant: str, target: str, names: str, seed: int | None, record: Path
     help="Folder of index.html and the records behind it.",
 )
 @click.option("--target", default="numba,gfx950,gfx942,gfx90a", show_default=True)
-def reproduce(out: Path, target: str) -> None:
+@click.option("--keep", is_flag=True, help="Make this run's records the committed ones in data.")
+def reproduce(out: Path, target: str, keep: bool) -> None:
     """Re-run the sources' own test lists, evaluate every claim, write a report."""
     from topk_lab import reproduce as reproducing
 
@@ -263,6 +264,9 @@ def reproduce(out: Path, target: str) -> None:
         for failure in outcome.failures:
             click.echo(f"FAILED {failure}", err=True)
         raise click.exceptions.Exit(FAILED)
+    if keep:
+        kept = reproducing.keep(out / "records")
+        click.echo(f"{len(kept)} record files are now those of data")
 
 
 def _print_claims(frame: Any) -> None:

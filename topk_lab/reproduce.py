@@ -18,7 +18,7 @@ from topk_lab import targets, verify
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["TARGETS", "Reproduction", "planned_checks", "reproduce"]
+__all__ = ["TARGETS", "Reproduction", "keep", "planned_checks", "reproduce"]
 
 TARGETS = ("numba", *reversed(targets.AMD_TARGETS))
 
@@ -165,6 +165,29 @@ def reproduce(
         traces=_traces(figures.trace_bins),
     )
     return Reproduction(frame, tuple(failures), tuple(stages), page)
+
+
+def keep(records_dir: Path) -> list[Path]:
+    """Replace the committed records of the same experiments and targets.
+
+    Parameters
+    ----------
+    records_dir : Path
+        ``records`` of a reproduction.
+
+    Returns
+    -------
+    list of Path
+        The files in ``data``.
+    """
+    from topk_lab import results
+
+    kept = []
+    for source in sorted(records_dir.rglob("*.jsonl")):
+        place = results.data_root() / source.relative_to(records_dir)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        kept.append(shutil.copy(source, place))
+    return kept
 
 
 def _traces(trace_bins: Callable[..., pd.DataFrame]) -> dict[str, pd.DataFrame]:

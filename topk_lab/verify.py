@@ -138,7 +138,7 @@ def run(check: Check) -> Finding:
 
 
 def line(check: Check, finding: Finding) -> str:
-    """One line on a finding: what was found, where, of which variant, and the splits observed.
+    """One line on a finding: verdict, target, variant that ran, splits observed, code object.
 
     Parameters
     ----------
@@ -156,6 +156,8 @@ def line(check: Check, finding: Finding) -> str:
     parts = [f"{verdict:15} {check!s:52} {check.target:6} {check.variant:12}"]
     if splits:
         parts.append(f"splits {' '.join(map(str, splits)):10}")
+    if finding.code:
+        parts.append(f"code {finding.code[:8]}")
     parts.append(f"{finding.seconds:6.2f} s")
     if finding.reason:
         parts.append(finding.reason)
