@@ -26,10 +26,17 @@ int cuDeviceGet(int* device, int index) {
 // Compute capabilities stand for the architecture: gfx950 is 9.5.
 int cuDeviceGetAttribute(int* value, int which, int device) {
   switch (which) {
-    case 75: *value = devices[device].arch[3] - '0'; return success;
-    case 76: *value = devices[device].arch[4] - '0'; return success;
-    case 97: *value = (int)devices[device].lds; return success;
-    default: return invalid_value;
+    case 75:
+      *value = devices[device].arch[3] - '0';
+      return success;
+    case 76:
+      *value = devices[device].arch[4] - '0';
+      return success;
+    case 97:
+      *value = (int)devices[device].lds;
+      return success;
+    default:
+      return invalid_value;
   }
 }
 

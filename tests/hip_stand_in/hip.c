@@ -118,8 +118,7 @@ int hipModuleLaunchKernel(struct function* function, unsigned grid_x, unsigned g
   const unsigned sizes[6] = {grid_x, grid_y, grid_z, block_x, block_y, block_z};
   int code = injected("hipModuleLaunchKernel");
   if (code || extra) return returned(code ? code : invalid_value);
-  return returned(
-      launch(stream ? stream->device : current, function, sizes, dynamic_lds, params));
+  return returned(launch(stream ? stream->device : current, function, sizes, dynamic_lds, params));
 }
 
 int hipGetLastError(void) {
@@ -130,23 +129,36 @@ int hipGetLastError(void) {
 
 const char* hipGetErrorName(int code) {
   switch (code) {
-    case invalid_value: return "hipErrorInvalidValue";
-    case no_device: return "hipErrorNoDevice";
-    case invalid_device: return "hipErrorInvalidDevice";
-    case invalid_image: return "hipErrorInvalidImage";
-    case no_binary_for_gpu: return "hipErrorNoBinaryForGpu";
-    case not_found: return "hipErrorNotFound";
-    case 700: return "hipErrorIllegalAddress";
-    case capture_unsupported: return "hipErrorStreamCaptureUnsupported";
-    default: return "hipErrorUnknown";
+    case invalid_value:
+      return "hipErrorInvalidValue";
+    case no_device:
+      return "hipErrorNoDevice";
+    case invalid_device:
+      return "hipErrorInvalidDevice";
+    case invalid_image:
+      return "hipErrorInvalidImage";
+    case no_binary_for_gpu:
+      return "hipErrorNoBinaryForGpu";
+    case not_found:
+      return "hipErrorNotFound";
+    case 700:
+      return "hipErrorIllegalAddress";
+    case capture_unsupported:
+      return "hipErrorStreamCaptureUnsupported";
+    default:
+      return "hipErrorUnknown";
   }
 }
 
 const char* hipGetErrorString(int code) {
   switch (code) {
-    case invalid_value: return "invalid argument";
-    case no_binary_for_gpu: return "no kernel image is available for execution on the device";
-    case 700: return "an illegal memory access was encountered";
-    default: return "some other error";
+    case invalid_value:
+      return "invalid argument";
+    case no_binary_for_gpu:
+      return "no kernel image is available for execution on the device";
+    case 700:
+      return "an illegal memory access was encountered";
+    default:
+      return "some other error";
   }
 }
