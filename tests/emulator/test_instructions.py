@@ -683,6 +683,7 @@ REFUSED = {
     "v_add_f32_sdwa v20, v1, v2 clamp dst_sel:DWORD dst_unused:UNUSED_PAD "
     "src0_sel:DWORD src1_sel:DWORD": "modifier clamp",
     "v_pk_add_u16 v20, v1, v2 clamp": "modifier clamp",
+    "v_pk_mov_b32 v[20:21], 1, v[4:5] op_sel:[1,0]": "upper word of a constant",
     "flat_load_dword v20, v[4:5]": "instruction",
     "scratch_load_dword v20, v1, off": "instruction",
     "s_setreg_imm32_b32 hwreg(HW_REG_MODE), 0": "instruction",

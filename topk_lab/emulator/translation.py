@@ -366,8 +366,9 @@ class _Kernel:
         if handler.name == "v_pk_mov_b32":
             src = [self.source(*typed) for typed in sources]
             words = _bits(modifiers, "op_sel", 0, 2)
-            if any(word and code & 3 == SPREAD for word, code in zip(words, src, strict=True)):
-                raise _Refused("upper word of a scalar operand")
+            for word, (text, _) in zip(words, sources, strict=True):
+                if word and _register(text) is None:
+                    raise _Refused("upper word of a constant")
             immediate = words[0] | words[1] << 8
         elif handler.sources and handler.sources[0].startswith("P"):
             src = self.packed_sources(sources, modifiers)
