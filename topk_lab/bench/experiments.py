@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+
 from topk_lab import results, workloads
 from topk_lab.bench.candidates import READS, Inputs, operator, torch_topk
 from topk_lab.bench.device import Device, TorchDevice
@@ -35,7 +37,7 @@ class Cell:
     workload : str
         Name of the workload.
     workload_args : dict
-        Its arguments.
+        Its arguments; with ``columns_reversed``, its last column stands first.
     mode, cache : str
         As `topk_lab.bench.measure` takes them.
     variants : tuple of str
@@ -57,6 +59,15 @@ class Cell:
     def fields(self) -> dict[str, Any]:
         """The fields of a record that say on what it was timed."""
         return {name: getattr(self, name) for name in CELL_FIELDS}
+
+    def logits(self) -> np.ndarray:
+        """The (num_rows, num_cols) float32 logits."""
+        arguments = dict(self.workload_args)
+        reverse = arguments.pop("columns_reversed", False)
+        logits = workloads.make(
+            self.workload, self.num_rows, self.num_cols, seed=self.seed, **arguments
+        )
+        return np.ascontiguousarray(logits[:, ::-1]) if reverse else logits
 
     def __str__(self) -> str:
         return f"{self.num_rows} x {self.num_cols} {self.workload}, {self.mode}, {self.cache}"
@@ -137,10 +148,7 @@ def _reference_cells() -> list[Cell]:
 
 
 def _reference_candidates(cell: Cell, device: Device) -> dict[str, Candidate]:
-    logits = workloads.make(
-        cell.workload, cell.num_rows, cell.num_cols, seed=cell.seed, **cell.workload_args
-    )
-    inputs = Inputs(logits, device, cell.cache)
+    inputs = Inputs(cell.logits(), device, cell.cache)
 
     def stand_for(variant: str) -> Candidate:
         if variant in READS:
