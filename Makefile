@@ -47,6 +47,12 @@ test: build  ## Compare kernels with Numba: the Numba twins and the compiled AMD
 	$(STAGE) 'tests'
 	@time $(PYTHON) -m pytest -n 2 -m 'not gpu'
 
+# Sets nothing up: a device node's own environment is used (make test-gpu PYTHON=python3).
+test-gpu: export TOPK_LAB_REQUIRE := gpu
+test-gpu: export PYTHONPATH := $(CURDIR)
+test-gpu:  ## Run the device tests: needs a HIP or CUDA device, torch, Numba and pytest
+	@$(PYTHON) -m pytest tests/gpu -m gpu
+
 reproduce: build  ## Re-run the sources' own test lists, evaluate every claim, write report/index.html
 	$(STAGE) 'reproduce'
 	@$(PYTHON) -m topk_lab reproduce

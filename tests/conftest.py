@@ -36,3 +36,15 @@ def vllm_target(request: pytest.FixtureRequest) -> str:
     """Each target that the vLLM selections run on."""
     require(request.param)
     return request.param
+
+
+@pytest.fixture(autouse=True)
+def _device(request: pytest.FixtureRequest) -> None:
+    """Skip tests that are marked gpu without a device, or fail them where gpu is required."""
+    if request.node.get_closest_marker("gpu") is None:
+        return
+    import torch
+
+    if not torch.cuda.is_available():
+        required = "gpu" in os.environ.get("TOPK_LAB_REQUIRE", "").split(",")
+        (pytest.fail if required else pytest.skip)(f"torch {torch.__version__} sees no device")

@@ -8,7 +8,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from topk_lab import contract, workloads
+from topk_lab import contract, targets, workloads
 from topk_lab.cli import main
 
 
@@ -195,8 +195,6 @@ def test_verify_refuses_what_it_does_not_know(options, words):
 
 
 def test_a_wrong_kernel_fails_verification(monkeypatch):
-    from topk_lab import targets
-
     honest = targets.run
 
     def last_tie_twice(*arguments, **options):
@@ -218,12 +216,7 @@ def test_doctor_says_for_each_target_whether_it_is_usable():
     for target in ("numba", "torch", "gfx90a", "gfx942", "gfx950", "hip", "cuda"):
         assert any(line.startswith(target) for line in done.stdout.splitlines())
     report = json.loads(call("doctor", "--json").stdout)
-    assert {state["target"] for state in report["targets"]} == {
-        "numba",
-        "torch",
-        "gfx942",
-        "gfx950",
-    }
+    assert {state["target"] for state in report["targets"]} == set(targets.TARGETS)
     for state in report["targets"]:
         assert state["usable"] or (state["reason"] and state["fix"])
 

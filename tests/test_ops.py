@@ -188,9 +188,16 @@ def test_empty_shapes_answer_with_empty_slots():
         assert (topk_lab.topk(torch.empty(3, 0), 512, variant=variant) == -1).all()
 
 
-def test_tensors_elsewhere_are_refused_with_the_way_out():
-    with pytest.raises(ValueError, match="this version launches on no device"):
-        topk_lab.workspace_size(1, 1024, 512, device="cuda")
+def test_variants_of_one_place_are_refused_in_the_other():
+    with pytest.raises(ValueError, match="variant must be one of vllm_generic, vllm_k512 on cuda"):
+        topk_lab.workspace_size(1, 1024, 512, "reference", device="cuda")
+
+
+def test_devices_get_the_gated_selection():
+    inside = topk_lab.workspace_size(24, 262_145, 512, device="cuda")
+    assert inside == topk_lab.workspace_size(24, 262_145, 512, "vllm_k512")
+    outside = topk_lab.workspace_size(385, 262_145, 512, device="cuda")
+    assert outside == topk_lab.workspace_size(385, 262_145, 512, "vllm_generic")
 
 
 def test_variants_are_listed_with_what_they_offer():
@@ -199,7 +206,7 @@ def test_variants_are_listed_with_what_they_offer():
     on_cpu = table[table["target"] == "numba"]
     assert on_cpu["usable"].all()
     k512 = table[table["variant"] == "vllm_k512"]
-    assert set(k512["target"]) == {"numba", "gfx90a", "gfx942", "gfx950"}
+    assert set(k512["target"]) == {"numba", "gfx90a", "gfx942", "gfx950", "hip", "cuda"}
     assert set(k512["max_k"]) == {512}
 
 

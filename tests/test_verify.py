@@ -187,4 +187,5 @@ def test_variants_refuse_targets_that_they_do_not_run_on():
         targets.run("gfx950", "reference", np.zeros((1, 8), np.float32), 2)
     with pytest.raises(TypeError, match="logits must be float32, got float64"):
         targets.run("gfx950", "vllm_k512", np.zeros((1, 8)), 2)
-    assert set(registry.VARIANTS["vllm_k512"].targets) == {"numba", *targets.AMD_TARGETS}
+    everywhere = {"numba", *targets.AMD_TARGETS, *targets.DEVICE_TARGETS}
+    assert set(registry.VARIANTS["vllm_k512"].targets) == everywhere

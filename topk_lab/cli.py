@@ -20,13 +20,14 @@ USAGE = 2
 
 def _refusals() -> tuple[type[Exception], ...]:
     from topk_lab.code_objects import CodeObjectError
+    from topk_lab.driver import DriverError
     from topk_lab.emulator import EmulationError
     from topk_lab.notebooks import NotebookError
     from topk_lab.toolchain import ToolchainError
 
     return (
         *(ValueError, TypeError, FileNotFoundError),
-        *(CodeObjectError, EmulationError, NotebookError, ToolchainError),
+        *(CodeObjectError, DriverError, EmulationError, NotebookError, ToolchainError),
     )
 
 
@@ -56,7 +57,7 @@ def main() -> None:
 def _targets(text: str) -> list[str]:
     from topk_lab.targets import TARGETS
 
-    chosen = list(TARGETS) if text == "all" else text.split(",")
+    chosen = text.split(",")
     for target in chosen:
         if target not in TARGETS:
             raise ValueError(f"target must be one of {', '.join(TARGETS)}, got {target!r}")
@@ -114,8 +115,6 @@ def doctor(as_json: bool) -> None:
     for state in states:
         said = state.detail if state.usable else f"{state.reason}; fix: {state.fix}"
         click.echo(f"{state.target:8} {'usable' if state.usable else 'no':7} {said}")
-    click.echo("hip      no      this version launches on no device; fix: use an emulated target")
-    click.echo("cuda     no      this version launches on no device; fix: use an emulated target")
     click.echo("")
     for name, tool in tools.items():
         click.echo(f"emulator {name}: {tool or 'not found'}")
@@ -211,7 +210,7 @@ def select(
 
 @main.command()
 @click.option("--variant", default="vllm_k512", show_default=True)
-@click.option("--target", default="numba", show_default=True, help="Comma-separated, or all.")
+@click.option("--target", default="numba", show_default=True, help="Comma-separated.")
 @click.option("--cases", "names", default="all", show_default=True, help="Comma-separated lists.")
 @click.option("--seed", type=int, help="Emulated targets: order of waves and blocks.")
 @click.option("--record", type=click.Path(path_type=Path), help="Folder to append records to.")

@@ -1,15 +1,18 @@
 """How is a selection called from PyTorch?
 
 `topk` is the call for people; ``torch.ops.topk_lab.topk_out`` is the operator beneath it: it writes
-to tensors that the caller owns, and is registered when this module is first imported.
+to tensors that the caller owns, and is registered when this module is first imported. CPU tensors
+go to Numba, tensors on a HIP or CUDA device to the compiled kernels.
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import torch
 
-from topk_lab import plans, registry, schedules
+from topk_lab import driver, plans, registry, schedules
 from topk_lab.contract import Call, check_call, check_workspace, live_bounds
 from topk_lab.reference import exact, vllm
 
@@ -37,13 +40,19 @@ def _workspace_bytes(variant: str, num_rows: int, num_cols: int, k: int) -> int:
     return plans.workspace_bytes(name, num_rows, num_cols, k)
 
 
-def _default_variant(device: torch.device) -> str:
-    if device.type not in ("cpu", "meta"):
-        raise ValueError(
-            f"logits must be a CPU tensor, got one on {device}: this version launches on no "
-            "device; the emulator runs the compiled kernels (topk-lab select --target gfx950)"
-        )
-    return "reference"
+def _default_variant(device: torch.device, num_rows: int, num_cols: int, k: int) -> str:
+    return "reference" if device.type in ("cpu", "meta") else registry.gated(num_rows, num_cols, k)
+
+
+def _refuse_variant(variant: str, device: torch.device, tie_break: str, order: str) -> None:
+    """Raise where the variant does not promise what is asked, or does not run on the device."""
+    info = registry.resolve(variant, tie_break=tie_break, order=order)
+    wanted = ("numba", "torch") if device.type in ("cpu", "meta") else ("hip", "cuda")
+    if not set(wanted) & set(info.targets):
+        able = [
+            other.name for other in registry.VARIANTS.values() if set(wanted) & set(other.targets)
+        ]
+        raise ValueError(f"variant must be one of {', '.join(able)} on {device}, got {variant!r}")
 
 
 def _checked(
@@ -62,7 +71,7 @@ def _checked(
         order=order,
         **lengths,
     )
-    registry.resolve(variant, tie_break=tie_break, order=order)
+    _refuse_variant(variant, logits.device, tie_break, order)
     check_workspace(workspace, _workspace_bytes(variant, call.num_rows, call.num_cols, call.k))
     return call
 
@@ -121,11 +130,111 @@ def _topk_out_cpu(
         values.copy_(chosen)
 
 
+class _DeviceCall(NamedTuple):
+    """A call that was checked and planned; valid for the same tensors at the same addresses."""
+
+    prepared: driver.Prepared
+    addresses: tuple[int, ...]  # of the prepared plan's buffers
+    index: int  # of the device
+
+
+def _place(logits: torch.Tensor) -> tuple[str, int]:
+    """Platform and index of the device that holds the logits."""
+    return driver.platform(), logits.device.index
+
+
+def _stream(index: int) -> int:
+    # torch.cuda.current_stream(index).cuda_stream without the object that it makes.
+    return torch._C._cuda_getCurrentRawStream(index)
+
+
+def _identity(tensor: torch.Tensor | None) -> tuple | None:
+    """All of a tensor that a check looks at, its memory included."""
+    if tensor is None:
+        return None
+    return (
+        tensor.data_ptr(),
+        tensor.shape,
+        tensor.stride(),
+        tensor.dtype,
+        tensor.device,
+        tensor.layout,
+    )
+
+
+# Repeated calls on the same memory, as a decode loop makes them, skip the checks: they take longer
+# than the launch. Dropped as a whole when full.
+_device_calls: dict[tuple, _DeviceCall] = {}
+_MOST_DEVICE_CALLS = 4096
+
+
+def _plan_device_call(*arguments) -> _DeviceCall:
+    call = _checked(*arguments)
+    logits, row_ends, row_starts, _, _, variant, _, _, out, values, workspace = arguments
+    if workspace is not None and workspace.data_ptr() % 4:
+        raise ValueError("workspace must be 4-byte aligned, got an odd slice")
+    shape = plans.Shape(
+        num_rows=call.num_rows,
+        num_cols=call.num_cols,
+        k=call.k,
+        row_stride=call.row_stride,
+        indices_stride=out.stride(0),
+        values_stride=None if values is None else values.stride(0),
+        next_n=call.next_n,
+        has_row_starts=row_starts is not None,
+    )
+    platform, index = _place(logits)
+    tensors = {
+        "logits": logits,
+        "row_ends": row_ends,
+        "row_starts": row_starts,
+        "indices": out,
+        "values": values,
+        "workspace": workspace,
+    }
+    prepared = driver.prepare(
+        plans.plan(variant, shape), driver.open_device(platform, index), _stream(index)
+    )
+    return _DeviceCall(
+        prepared, tuple(tensors[name].data_ptr() for name in prepared.buffers), index
+    )
+
+
+def _topk_out_device(
+    logits, row_ends, row_starts, next_n, k, variant, tie_break, order, out, values, workspace
+) -> None:
+    key = (
+        *(_identity(logits), _identity(row_ends), _identity(row_starts)),
+        *(next_n, k, variant, tie_break, order),
+        *(_identity(out), _identity(values), _identity(workspace)),
+    )
+    call = _device_calls.get(key)
+    if call is None:
+        call = _plan_device_call(
+            logits,
+            row_ends,
+            row_starts,
+            next_n,
+            k,
+            variant,
+            tie_break,
+            order,
+            out,
+            values,
+            workspace,
+        )
+        if len(_device_calls) >= _MOST_DEVICE_CALLS:
+            _device_calls.clear()
+        _device_calls[key] = call
+    call.prepared.launch(call.addresses, _stream(call.index))
+
+
 def _topk_out_fake(*arguments) -> None:
     _checked(*arguments)
 
 
 _library.impl("topk_out", _topk_out_cpu, "CPU")
+_library.impl("topk_out", _topk_out_device, "CUDA")  # PyTorch's name for HIP devices too
 torch.library.register_fake("topk_lab::topk_out", _topk_out_fake, lib=_library)
 
 
@@ -165,7 +274,8 @@ def topk(
     next_n : int, default 1
         Rows of a sequence, for 1-D `seq_lens`.
     variant : str, default "auto"
-        A name of `topk_lab.variants`; "auto" is ``reference`` for CPU tensors.
+        A name of `topk_lab.variants`. "auto" is ``reference`` for CPU tensors; on a device
+        ``vllm_k512`` inside its gate, else ``vllm_generic``.
     tie_break : {"any", "lowest"}
         Which of several equal logits at the cutoff are kept.
     order : {"any", "index", "value"}
@@ -193,11 +303,15 @@ def topk(
     ValueError
         A wrong shape, stride or number, or a promise that the variant does not make. Nothing has
         been written then.
+    topk_lab.driver.DriverError, topk_lab.code_objects.CodeObjectError
+        The device or its code object can't be used; the message names the fix.
 
     Notes
     -----
     The contract is stated in `topk_lab.contract`. NaN of either sign is the greatest value; -inf is
-    an ordinary one.
+    an ordinary one. On a device the call waits for nothing, and allocates nothing if `out` (and
+    `workspace` where one is needed) is given: it may be captured in a graph, which stays right for
+    all later lengths and contents. Call once before capturing, so that the kernels are loaded.
 
     Examples
     --------
@@ -219,10 +333,9 @@ def topk(
         tie_break=tie_break,
         order=order,
     )
-    default = _default_variant(logits.device)
     if variant == "auto":
-        variant = default
-    registry.resolve(variant, tie_break=tie_break, order=order)
+        variant = _default_variant(logits.device, call.num_rows, call.num_cols, call.k)
+    _refuse_variant(variant, logits.device, tie_break, order)
     _refuse_shape(variant, call.num_rows, call.num_cols, call.k)
     with_values = return_values or values_out is not None
     required = _workspace_bytes(variant, call.num_rows, call.num_cols, call.k)
@@ -276,8 +389,9 @@ def workspace_size(
     ValueError
         A shape that the variant does not take.
     """
+    place = torch.device(device or "cpu")
     if variant == "auto":
-        variant = _default_variant(torch.device(device or "cpu"))
-    registry.resolve(variant)
+        variant = _default_variant(place, num_rows, num_cols, k)
+    _refuse_variant(variant, place, "any", "any")
     _refuse_shape(variant, num_rows, num_cols, k)
     return _workspace_bytes(variant, num_rows, num_cols, k)

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 __all__ = ["VARIANTS", "VariantInfo", "gated", "resolve", "variants"]
 
 EMULATED_TARGETS = ("gfx90a", "gfx942", "gfx950")
+DEVICE_TARGETS = ("hip", "cuda")
 
 
 @dataclass(frozen=True)
@@ -55,13 +56,13 @@ VARIANTS = {
         VariantInfo(
             "vllm_generic",
             "vLLM before #56743: 512 threads, 10 splits from 200,000 columns",
-            ("numba", *EMULATED_TARGETS),
+            ("numba", *EMULATED_TARGETS, *DEVICE_TARGETS),
             schedules.POLICIES["vllm_generic"].max_k,
         ),
         VariantInfo(
             "vllm_k512",
             "vLLM #56743: k = 512, up to 384 rows and 1 Mi columns, splits from live lengths",
-            ("numba", *EMULATED_TARGETS),
+            ("numba", *EMULATED_TARGETS, *DEVICE_TARGETS),
             schedules.POLICIES["vllm_k512"].max_k,
         ),
         VariantInfo("torch", "baseline: torch.topk over order keys", ("torch",), None),

@@ -1,8 +1,9 @@
 """Where can a selection run, and what did one leave behind?
 
-A target is ``numba`` (the twins), ``torch`` (the baseline), or an AMD target such as ``gfx950``:
-its compiled code object, run by the emulator. `run` is what verification, the command line and the
-notebooks call: poisoned outputs and workspace go in, and what a launch really wrote comes out.
+A target is ``numba`` (the twins), ``torch`` (the baseline), an AMD target such as ``gfx950`` (its
+compiled code object, run by the emulator), or a device: ``hip`` or ``cuda``. `run` is what
+verification, the command line and the notebooks call: poisoned outputs and workspace go in, and
+what a launch really wrote comes out.
 """
 
 from __future__ import annotations
@@ -17,12 +18,18 @@ from topk_lab import code_objects, plans, registry, schedules
 from topk_lab.contract import UNWRITTEN, live_bounds
 
 if TYPE_CHECKING:
+    import torch
+
     from topk_lab.emulator import Emulator, LaunchCount
 
-__all__ = ["AMD_TARGETS", "TARGETS", "Outcome", "Status", "run", "status"]
+__all__ = ["AMD_TARGETS", "DEVICE_TARGETS", "TARGETS", "Outcome", "Status", "run", "status"]
 
 AMD_TARGETS = registry.EMULATED_TARGETS
-TARGETS = ("numba", "torch", *AMD_TARGETS)
+DEVICE_TARGETS = registry.DEVICE_TARGETS
+TARGETS = ("numba", "torch", *AMD_TARGETS, *DEVICE_TARGETS)
+
+
+READ_ONLY = ("logits", "row_ends", "row_starts")
 
 
 @dataclass(frozen=True)
@@ -105,6 +112,10 @@ def status(target: str) -> Status:
         import torch
 
         return Status(target, True, f"torch {torch.__version__}")
+    if target in DEVICE_TARGETS:
+        from topk_lab import driver
+
+        return Status(target, *driver.status(target))
     if target not in AMD_TARGETS:
         raise ValueError(f"target must be one of {', '.join(TARGETS)}, got {target!r}")
     from topk_lab import emulator
@@ -149,14 +160,13 @@ def _emulate(
     target: str,
     plan: plans.Plan,
     arrays: dict[str, np.ndarray],
-    read_only: tuple[str, ...],
     seed: int | None,
 ) -> tuple[str, list[LaunchCount]]:
     from topk_lab.emulator import MemoryRegion
 
     regions = [
         MemoryRegion(
-            name, array.__array_interface__["data"][0], _span(array), name not in read_only
+            name, array.__array_interface__["data"][0], _span(array), name not in READ_ONLY
         )
         for name, array in arrays.items()
     ]
@@ -177,6 +187,47 @@ def _emulate(
             )
         )
     return code, counts
+
+
+def _on_device(array: np.ndarray, device: torch.device) -> torch.Tensor:
+    """Copy an array to a device with its strides, rows that overlap included."""
+    import torch
+
+    if array.size == 0:
+        return torch.empty(array.shape, dtype=torch.int32, device=device)
+    span = np.lib.stride_tricks.as_strided(array, (_span(array) // 4,), (4,))
+    words = torch.from_numpy(span.view(np.int32).copy()).to(device)
+    return words.as_strided(array.shape, [stride // 4 for stride in array.strides])
+
+
+def _launch(target: str, plan: plans.Plan, arrays: dict[str, np.ndarray]) -> str:
+    """Run a plan on the current device; what it wrote is copied back into the arrays."""
+    import torch
+
+    from topk_lab import driver
+    from topk_lab.driver.device import code_target
+
+    device = torch.device("cuda", torch.cuda.current_device())
+    words = {
+        name: _on_device(array.view(np.int32) if name == "logits" else _words(array), device)
+        for name, array in arrays.items()
+    }
+    opened = driver.open_device(target, device.index)
+    stream = torch.cuda.current_stream(device)
+    addresses = {name: tensor.data_ptr() for name, tensor in words.items()}
+    driver.launch(plan, addresses, opened, stream.cuda_stream)
+    stream.synchronize()
+    for name, tensor in words.items():
+        if name not in READ_ONLY:
+            _words(arrays[name])[...] = tensor.cpu().numpy()
+    built_for = code_target(opened.platform, opened.arch, opened.name)
+    sources = {code_objects.kernel_source(launch.kernel) for launch in plan.launches}
+    return " ".join(code_objects.find(source, built_for).sha256 for source in sorted(sources))
+
+
+def _words(array: np.ndarray) -> np.ndarray:
+    """A contiguous array's memory as (n,) int32."""
+    return array.reshape(-1).view(np.int32)
 
 
 def run(
@@ -222,6 +273,7 @@ def run(
     Returns
     -------
     Outcome
+        A device target runs on torch's current device and stream.
 
     Raises
     ------
@@ -231,6 +283,8 @@ def run(
         The target's code object is missing or stale.
     topk_lab.emulator.EmulationFault
         The kernel did something that a device would not survive, or would get wrong.
+    topk_lab.driver.DriverError
+        The device can't be used, or refused.
     """
     info = registry.resolve(variant)
     if logits.dtype != np.float32:
@@ -278,7 +332,10 @@ def run(
 
         steps = arrays["trace"] = np.zeros(plan.trace_shape, TRACE_STEP)
         steps["step"] = -1
-    code, counts = _emulate(target, plan, arrays, ("logits", "row_ends", "row_starts"), seed)
+    if target in DEVICE_TARGETS:
+        code, counts = _launch(target, plan, arrays), []
+    else:
+        code, counts = _emulate(target, plan, arrays, seed)
     splits = np.zeros(num_rows, np.int64)
     if plan.workspace_bytes:
         slots = workspace[: workspace.size // 2].reshape(num_rows, plan.max_splits, k)
