@@ -38,10 +38,10 @@ def vllm_target(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
-@pytest.fixture(autouse=True)
-def _device(request: pytest.FixtureRequest) -> None:
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip tests that are marked gpu without a device, or fail them where gpu is required."""
-    if request.node.get_closest_marker("gpu") is None:
+    if item.get_closest_marker("gpu") is None:
         return
     import torch
 

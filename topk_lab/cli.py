@@ -268,6 +268,55 @@ def reproduce(out: Path, target: str, keep: bool) -> None:
         click.echo(f"{len(kept)} record files are now those of data")
 
 
+@main.command()
+@click.argument("experiment")
+@click.option("--axis", "axes", multiple=True, help="name=value,value; repeatable.")
+@click.option("--shard", default="1/1", show_default=True, help="i/n: every n-th cell.")
+@click.option("--resume", is_flag=True, help="Leave out cells that the files already hold.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    default=Path("data"),
+    show_default=True,
+    help="Folder of record files, or one .jsonl file.",
+)
+def bench(experiment: str, axes: tuple[str, ...], shard: str, resume: bool, out: Path) -> None:
+    """Time EXPERIMENT on this machine's GPU: exactness first, then interleaved samples."""
+    from topk_lab import bench as benching
+    from topk_lab import code_objects, results
+
+    chosen = {}
+    for axis in axes:
+        name, equals, values = axis.partition("=")
+        if not equals or not values:
+            raise ValueError(f"--axis must read name=value,value, got {axis!r}")
+        chosen[name] = values.split(",")
+    part, slash, parts = shard.partition("/")
+    if not (slash and part.isdecimal() and parts.isdecimal()):
+        raise ValueError(f"--shard must read i/n, got {shard!r}")
+    device = benching.TorchDevice()
+    compilers = {found.compiler for found in code_objects.manifest() if found.target == "cuda"}
+    run_info = results.RunInfo.capture(
+        target=device.target,
+        kernel_hash=code_objects.sources(),
+        compiler=", ".join(sorted(compilers)) or None,
+    )
+    recorded = benching.run(
+        experiment,
+        results.Recorder(out, run_info),
+        device=device,
+        axes=chosen,
+        shard=(int(part), int(parts)),
+        resume=resume,
+        track=_progress,
+        say=click.echo,
+    )
+    failures = [cell for cell in recorded if cell["status"] in ("wrong", "error")]
+    click.echo(f"{len(recorded)} cells, {len(failures)} failed")
+    if failures:
+        raise click.exceptions.Exit(FAILED)
+
+
 def _print_claims(frame: Any) -> None:
     from rich.console import Console
     from rich.table import Table

@@ -39,8 +39,7 @@ TOPK_LAB_KERNEL_PAIR(vllm_k512_no_fits_rule, topk_lab::no_fits_rule)
 TOPK_LAB_KERNEL_PAIR(vllm_k512_pad_after_all, topk_lab::pad_after_all)
 TOPK_LAB_KERNEL_PAIR(vllm_k512_no_fits_rule_pad_after_all, topk_lab::no_fits_rule_pad_after_all)
 TOPK_LAB_KERNEL_PAIR(vllm_k512_pad_neg_flt_max, topk_lab::pad_neg_flt_max)
-TOPK_LAB_KERNEL_PAIR(vllm_k512_no_fits_rule_pad_neg_flt_max,
-                     topk_lab::no_fits_rule_pad_neg_flt_max)
+TOPK_LAB_KERNEL_PAIR(vllm_k512_no_fits_rule_pad_neg_flt_max, topk_lab::no_fits_rule_pad_neg_flt_max)
 
 extern "C" __global__ void __launch_bounds__(topk_lab::policy_probe_block_size)
     policy_probe(topk_lab::PolicyProbeParams params) {

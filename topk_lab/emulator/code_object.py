@@ -12,8 +12,6 @@ import struct
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import msgpack
-
 from topk_lab.emulator.errors import UnsupportedKernel
 
 __all__ = ["TARGETS", "Argument", "CodeObject", "Kernel", "Segment"]
@@ -233,6 +231,8 @@ class _Reader:
                 name_size, size_here, note = struct.unpack_from("<III", self.content, at)
                 begin = at + 12 + (name_size + 3 & ~3)
                 if note == _NT_AMDGPU_METADATA:
+                    import msgpack  # a device node that emulates nothing lacks it
+
                     return msgpack.unpackb(self.content[begin : begin + size_here])
                 at = begin + (size_here + 3 & ~3)
         raise UnsupportedKernel(

@@ -19,8 +19,7 @@ __device__ __forceinline__ bool final_bin_fits(int32_t threshold_bin, int32_t bi
                                                uint32_t prefix) {
   if (bin_size > Policy.final_capacity) return false;
   if constexpr (Policy.fits_rule && Step < 3) {
-    if (step_matches<Step>(neg_inf_bits, prefix) &&
-        threshold_bin == step_bin<Step>(neg_inf_bits)) {
+    if (step_matches<Step>(neg_inf_bits, prefix) && threshold_bin == step_bin<Step>(neg_inf_bits)) {
       return false;
     }
   }

@@ -3,13 +3,14 @@
 #pragma once
 #include <topk_lab/row_kernels.hpp>
 
-#define TOPK_LAB_KERNEL(name, body, policy, threads, traced)                                      \
-  extern "C" __global__ void TOPK_LAB_LAUNCH_BOUNDS(threads, 2) name(topk_lab::TopKParams params) { \
-    topk_lab::body<policy, traced>(params);                                                       \
+#define TOPK_LAB_KERNEL(name, body, policy, threads, traced)    \
+  extern "C" __global__ void TOPK_LAB_LAUNCH_BOUNDS(threads, 2) \
+      name(topk_lab::TopKParams params) {                       \
+    topk_lab::body<policy, traced>(params);                     \
   }
 
-#define TOPK_LAB_KERNEL_PAIR(prefix, policy)                                                     \
-  TOPK_LAB_KERNEL(prefix##_select, select_splits, policy, (policy).block_size, false)            \
-  TOPK_LAB_KERNEL(prefix##_merge, merge_splits, policy, (policy).merge_block_size, false)        \
-  TOPK_LAB_KERNEL(prefix##_select_traced, select_splits, policy, (policy).block_size, true)      \
+#define TOPK_LAB_KERNEL_PAIR(prefix, policy)                                                \
+  TOPK_LAB_KERNEL(prefix##_select, select_splits, policy, (policy).block_size, false)       \
+  TOPK_LAB_KERNEL(prefix##_merge, merge_splits, policy, (policy).merge_block_size, false)   \
+  TOPK_LAB_KERNEL(prefix##_select_traced, select_splits, policy, (policy).block_size, true) \
   TOPK_LAB_KERNEL(prefix##_merge_traced, merge_splits, policy, (policy).merge_block_size, true)

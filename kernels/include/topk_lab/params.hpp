@@ -24,17 +24,17 @@ struct TraceStep {
 static_assert(sizeof(TraceStep) == 32 + 4 * num_bins);
 
 struct TopKParams {
-  const float* logits;         // (num_rows, row_stride)
-  const int32_t* row_ends;     // next_n == 0: (num_rows,) live ends; else (num_rows / next_n,) seq_lens
-  const int32_t* row_starts;   // (num_rows,) or null
-  int32_t* indices;            // (num_rows, indices_stride)
-  float* values;               // (num_rows, values_stride) or null
-  int32_t* split_indices;      // (num_rows, max_splits, k); null without splits
-  float* split_logits;         // (num_rows, max_splits, k)
-  TraceStep* trace;            // (num_rows, max_splits + 1, num_steps); traced kernels only
-  int64_t row_stride;          // elements
-  int64_t indices_stride;      // elements
-  int64_t values_stride;       // elements
+  const float* logits;        // (num_rows, row_stride)
+  const int32_t* row_ends;    // next_n == 0: (num_rows,), else seq_lens (num_rows / next_n,)
+  const int32_t* row_starts;  // (num_rows,) or null
+  int32_t* indices;           // (num_rows, indices_stride)
+  float* values;              // (num_rows, values_stride) or null
+  int32_t* split_indices;     // (num_rows, max_splits, k); null without splits
+  float* split_logits;        // (num_rows, max_splits, k)
+  TraceStep* trace;           // (num_rows, max_splits + 1, num_steps); traced kernels only
+  int64_t row_stride;         // elements
+  int64_t indices_stride;     // elements
+  int64_t values_stride;      // elements
   int32_t num_rows;
   int32_t num_cols;
   int32_t next_n;

@@ -70,9 +70,8 @@ __device__ __forceinline__ constexpr int32_t max_splits(SplitSchedule schedule, 
 
 // Blocks that work on a row, from its live length. For k512 every active split holds at least 512
 // columns, so that a merge never sees a pad.
-__device__ __forceinline__ constexpr int32_t active_splits(SplitSchedule schedule,
-                                                           int32_t num_rows, int32_t row_len,
-                                                           int32_t split_limit) {
+__device__ __forceinline__ constexpr int32_t active_splits(SplitSchedule schedule, int32_t num_rows,
+                                                           int32_t row_len, int32_t split_limit) {
   if (schedule == SplitSchedule::generic) return split_limit;
   int32_t wanted = 1;
   if (num_rows <= 32) {

@@ -18,8 +18,7 @@ inline constexpr int policy_probe_block_size = 256;
 
 // Launch: grid (ceil(num_queries / 256)), 256 threads.
 __device__ __forceinline__ void probe_splits(const PolicyProbeParams& params) {
-  const int32_t query =
-      static_cast<int32_t>(blockIdx.x * policy_probe_block_size + threadIdx.x);
+  const int32_t query = static_cast<int32_t>(blockIdx.x * policy_probe_block_size + threadIdx.x);
   if (query >= params.num_queries) return;
   const int32_t* asked = params.queries + 4 * query;
   const auto schedule = static_cast<SplitSchedule>(asked[0]);

@@ -13,8 +13,7 @@ struct RowBounds {
 // Reads a value that may change between replays: an agent-scope atomic load, because a plain load of
 // a uniform address becomes a scalar load, and stale scalar-cache reads inside graphs were reported.
 __device__ __forceinline__ int32_t load_replayed(const int32_t* address) {
-  return wave_uniform(
-      __hip_atomic_load(address, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT));
+  return wave_uniform(__hip_atomic_load(address, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT));
 }
 
 __device__ __forceinline__ int32_t clamp_column(int64_t column, int32_t low, int32_t high) {

@@ -46,8 +46,7 @@ template <bool Traced>
 __device__ __forceinline__ TraceStep* block_trace(const TopKParams& params, int32_t row,
                                                   int32_t block) {
   if constexpr (!Traced) return nullptr;
-  return params.trace +
-         (static_cast<int64_t>(row) * (params.max_splits + 1) + block) * num_steps;
+  return params.trace + (static_cast<int64_t>(row) * (params.max_splits + 1) + block) * num_steps;
 }
 
 // Launch: grid (num_rows, max_splits), Policy.block_size threads.
@@ -90,8 +89,8 @@ __device__ __forceinline__ void select_splits(const TopKParams& params) {
     return;
   }
   const Selected selected = selected_in_lds(params.k, keep_bits);
-  select_row<Policy, LogitSource::row, block_size, Traced>(
-      lds, slice, params.k, selected, block_trace<Traced>(params, row, split));
+  select_row<Policy, LogitSource::row, block_size, Traced>(lds, slice, params.k, selected,
+                                                           block_trace<Traced>(params, row, split));
   for (int32_t i = static_cast<int32_t>(threadIdx.x); i < params.k; i += block_size) {
     write(i, selected.positions[i], keep_bits ? selected.bits[i] : 0u);
   }

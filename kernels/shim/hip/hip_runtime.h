@@ -6,8 +6,9 @@
 
 #if defined(__CUDACC__)
 
-#include <cuda/atomic>
 #include <cuda_runtime.h>
+
+#include <cuda/atomic>
 
 #define HIP_SHIM_DEVICE static __device__ __forceinline__
 
@@ -46,7 +47,7 @@ HIP_SHIM_DEVICE T __hip_atomic_load(const T* address, int, int) {
 #define HIP_SHIM_LAUNCH_BOUNDS_2(threads, waves) \
   __attribute__((amdgpu_flat_work_group_size(1, threads), amdgpu_waves_per_eu(waves)))
 #define HIP_SHIM_PICK(one, two, name, ...) name
-#define __launch_bounds__(...)                                                        \
+#define __launch_bounds__(...)                                                     \
   HIP_SHIM_PICK(__VA_ARGS__, HIP_SHIM_LAUNCH_BOUNDS_2, HIP_SHIM_LAUNCH_BOUNDS_1, ) \
   (__VA_ARGS__)
 
