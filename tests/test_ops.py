@@ -117,6 +117,20 @@ def test_nothing_is_written_by_a_refused_call():
     assert (out == -777).all()
 
 
+def test_a_repeated_call_is_refused_as_the_first_one_was():
+    logits, out = rows(2, 600), torch.empty(2, 1, dtype=torch.int32)
+    topk_lab.topk(logits, 1, out=out)
+    for k in (True, 1.0, [1], "1", None):
+        with pytest.raises(TypeError, match="k must be an int"):
+            topk_lab.topk(logits, k, out=out)
+    with pytest.raises(TypeError, match="logits must be a dense tensor, got layout"):
+        topk_lab.topk(logits.to_sparse(), 1)
+    with pytest.raises(TypeError, match="out must be a dense tensor, got layout"):
+        topk_lab.topk(logits, 1, out=out.to_sparse())
+    with pytest.raises(TypeError, match="logits must be a torch"):
+        topk_lab.topk(logits.numpy(), 1)
+
+
 def test_workspace_is_asked_for_by_shape_and_checked():
     required = topk_lab.workspace_size(2, 20_000, 512, "vllm_k512")
     assert required == 2 * 2 * 16 * 512 * 4

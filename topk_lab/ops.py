@@ -7,7 +7,7 @@ go to Numba, tensors on a HIP or CUDA device to the compiled kernels.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -148,24 +148,35 @@ def _stream(index: int) -> int:
     return torch._C._cuda_getCurrentRawStream(index)
 
 
-def _identity(tensor: torch.Tensor | None) -> tuple | None:
-    """All of a tensor that a check looks at, its memory included."""
-    if tensor is None:
-        return None
-    return (
-        tensor.data_ptr(),
-        tensor.shape,
-        tensor.stride(),
-        tensor.dtype,
-        tensor.device,
-        tensor.layout,
-    )
-
-
 # Repeated calls on the same memory, as a decode loop makes them, skip the checks: they take longer
-# than the launch. Dropped as a whole when full.
+# than a launch. A table is dropped as a whole when it is full.
+_MOST_CALLS = 4096
+
+
+def _identity(value: object) -> object:
+    """All that a check looks at: a tensor's memory included, and 1 told from True and 1.0."""
+    if type(value) is not torch.Tensor:
+        return type(value), value
+    return value.data_ptr(), value.shape, value.stride(), value.dtype, value.device
+
+
+def _key(arguments: tuple) -> tuple | None:
+    """Names a call; None where an argument is nothing that a check would let pass."""
+    try:
+        key = tuple(map(_identity, arguments))
+        hash(key)
+    except (TypeError, RuntimeError):  # unhashable, or a tensor without memory
+        return None
+    return key
+
+
+def _remember(table: dict[tuple, Any], key: tuple, value: Any) -> None:
+    if len(table) >= _MOST_CALLS:
+        table.clear()
+    table[key] = value
+
+
 _device_calls: dict[tuple, _DeviceCall] = {}
-_MOST_DEVICE_CALLS = 4096
 
 
 def _plan_device_call(*arguments) -> _DeviceCall:
@@ -203,29 +214,16 @@ def _plan_device_call(*arguments) -> _DeviceCall:
 def _topk_out_device(
     logits, row_ends, row_starts, next_n, k, variant, tie_break, order, out, values, workspace
 ) -> None:
-    key = (
-        *(_identity(logits), _identity(row_ends), _identity(row_starts)),
-        *(next_n, k, variant, tie_break, order),
-        *(_identity(out), _identity(values), _identity(workspace)),
+    arguments = (
+        *(logits, row_ends, row_starts, next_n, k, variant, tie_break, order),
+        *(out, values, workspace),
     )
+    key = _key(arguments)
     call = _device_calls.get(key)
     if call is None:
-        call = _plan_device_call(
-            logits,
-            row_ends,
-            row_starts,
-            next_n,
-            k,
-            variant,
-            tie_break,
-            order,
-            out,
-            values,
-            workspace,
-        )
-        if len(_device_calls) >= _MOST_DEVICE_CALLS:
-            _device_calls.clear()
-        _device_calls[key] = call
+        call = _plan_device_call(*arguments)
+        if key is not None:
+            _remember(_device_calls, key, call)
     call.prepared.launch(call.addresses, _stream(call.index))
 
 
@@ -320,6 +318,64 @@ def topk(
     >>> topk_lab.topk(logits, 2).tolist()
     [[1, 3]]
     """
+    arguments = (
+        *(logits, k, row_ends, row_starts, seq_lens, next_n, variant, tie_break, order),
+        *(out, values_out, return_values, workspace),
+    )
+    # Compiled and fake calls have tensors without memory, which say nothing of the next call's.
+    real = type(logits) is torch.Tensor and not torch.compiler.is_compiling()
+    key = _key(arguments) if real else None
+    resolved = _resolved.get(key)
+    if resolved is None:
+        resolved = _resolve(*arguments)
+        if key is not None:
+            _remember(_resolved, key, resolved)
+    device = logits.device
+    num_rows, num_cols = logits.shape
+    lengths = row_ends
+    if seq_lens is not None:
+        lengths = seq_lens.view(-1)
+    elif lengths is None:
+        lengths = torch.full((num_rows,), num_cols, dtype=torch.int32, device=device)
+    with_values = return_values or values_out is not None
+    if out is None:
+        out = torch.empty((num_rows, resolved.k), dtype=torch.int32, device=device)
+    if with_values and values_out is None:
+        values_out = torch.empty((num_rows, resolved.k), dtype=torch.float32, device=device)
+    if resolved.workspace_bytes and workspace is None:
+        workspace = torch.empty(resolved.workspace_bytes, dtype=torch.uint8, device=device)
+    torch.ops.topk_lab.topk_out(
+        logits,
+        lengths,
+        row_starts,
+        resolved.next_n,
+        resolved.k,
+        resolved.variant,
+        tie_break,
+        order,
+        out,
+        values_out,
+        workspace,
+    )
+    return (values_out, out) if with_values else out
+
+
+class _Resolved(NamedTuple):
+    """What `topk` makes of a call that was checked."""
+
+    variant: str
+    next_n: int
+    k: int
+    workspace_bytes: int
+
+
+_resolved: dict[tuple, _Resolved] = {}
+
+
+def _resolve(
+    logits, k, row_ends, row_starts, seq_lens, next_n, variant, tie_break, order,
+    out, values_out, return_values, workspace,
+) -> _Resolved:  # fmt: skip
     call = check_call(
         logits,
         k,
@@ -337,33 +393,10 @@ def topk(
         variant = _default_variant(logits.device, call.num_rows, call.num_cols, call.k)
     _refuse_variant(variant, logits.device, tie_break, order)
     _refuse_shape(variant, call.num_rows, call.num_cols, call.k)
-    with_values = return_values or values_out is not None
     required = _workspace_bytes(variant, call.num_rows, call.num_cols, call.k)
-    check_workspace(workspace, required if workspace is not None else 0)
-    device = logits.device
-    lengths = call.lengths
-    if lengths is None:
-        lengths = torch.full((call.num_rows,), call.num_cols, dtype=torch.int32, device=device)
-    if out is None:
-        out = torch.empty((call.num_rows, call.k), dtype=torch.int32, device=device)
-    if with_values and values_out is None:
-        values_out = torch.empty((call.num_rows, call.k), dtype=torch.float32, device=device)
-    if required and workspace is None:
-        workspace = torch.empty(required, dtype=torch.uint8, device=device)
-    torch.ops.topk_lab.topk_out(
-        logits,
-        lengths,
-        row_starts,
-        call.next_n,
-        call.k,
-        variant,
-        tie_break,
-        order,
-        out,
-        values_out,
-        workspace,
-    )
-    return (values_out, out) if with_values else out
+    if workspace is not None:
+        check_workspace(workspace, required)
+    return _Resolved(variant, call.next_n, call.k, required)
 
 
 def workspace_size(

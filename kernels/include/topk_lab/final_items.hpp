@@ -60,7 +60,8 @@ __device__ __forceinline__ void sort_final_items(SelectionStorage<Policy, BlockS
       keys[stripe] = items.keys[stripe * BlockSize + thread];
       positions[stripe] = items.positions[stripe * BlockSize + thread];
       const uint32_t digit = (keys[stripe] >> shift) & (num_digits - 1);
-      unsigned long long same = ~0ull;
+      // Not ~0: the complement of a 32-lane ballot has its upper half set.
+      unsigned long long same = __ballot(true);
 #pragma unroll
       for (int bit = 0; bit < digit_bits; ++bit) {
         const bool set = ((digit >> bit) & 1u) != 0;
