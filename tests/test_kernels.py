@@ -158,9 +158,9 @@ MUTANTS = {
     ),
     "no-barrier-after-histogram": (
         "include/topk_lab/histogram_step.hpp",
-        "atomicAdd(&lds.histogram[step_bin<Step>(neg_inf_bits)], neg_inf_count);\n  }\n"
+        "atomicAdd(&lds.histogram[step_bin<Step, Source>(neg_inf_bits)], neg_inf_count);\n  }\n"
         "  __syncthreads();",
-        "atomicAdd(&lds.histogram[step_bin<Step>(neg_inf_bits)], neg_inf_count);\n  }",
+        "atomicAdd(&lds.histogram[step_bin<Step, Source>(neg_inf_bits)], neg_inf_count);\n  }",
     ),
 }
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from topk_lab import driver, plans, registry, schedules
 from topk_lab.contract import Call, check_call, check_workspace, live_bounds
@@ -157,17 +158,16 @@ def _identity(value: object) -> object:
     """All that a check looks at: a tensor's memory included, and 1 told from True and 1.0."""
     if type(value) is not torch.Tensor:
         return type(value), value
-    return value.data_ptr(), value.shape, value.stride(), value.dtype, value.device
+    return value.data_ptr(), value.shape, value.stride(), value.dtype, value.get_device()
 
 
-def _key(arguments: tuple) -> tuple | None:
-    """Names a call; None where an argument is nothing that a check would let pass."""
+def _recall(table: dict[tuple, Any], arguments: tuple) -> tuple[tuple | None, Any]:
+    """The key of a call, None if no check would let it pass, and what a table holds for it."""
     try:
-        key = tuple(map(_identity, arguments))
-        hash(key)
+        key = tuple([_identity(value) for value in arguments])
+        return key, table.get(key)
     except (TypeError, RuntimeError):  # unhashable, or a tensor without memory
-        return None
-    return key
+        return None, None
 
 
 def _remember(table: dict[tuple, Any], key: tuple, value: Any) -> None:
@@ -218,8 +218,7 @@ def _topk_out_device(
         *(logits, row_ends, row_starts, next_n, k, variant, tie_break, order),
         *(out, values, workspace),
     )
-    key = _key(arguments)
-    call = _device_calls.get(key)
+    key, call = _recall(_device_calls, arguments)
     if call is None:
         call = _plan_device_call(*arguments)
         if key is not None:
@@ -324,12 +323,16 @@ def topk(
     )
     # Compiled and fake calls have tensors without memory, which say nothing of the next call's.
     real = type(logits) is torch.Tensor and not torch.compiler.is_compiling()
-    key = _key(arguments) if real else None
-    resolved = _resolved.get(key)
+    key, resolved = _recall(_resolved, arguments) if real else (None, None)
     if resolved is None:
         resolved = _resolve(*arguments)
         if key is not None:
             _remember(_resolved, key, resolved)
+    if resolved.device_call and not is_in_torch_dispatch_mode():
+        # What the operator would come to, without PyTorch's dispatcher, which nobody listens to.
+        call = resolved.device_call
+        call.prepared.launch(call.addresses, _stream(call.index))
+        return out if values_out is None else (values_out, out)
     device = logits.device
     num_rows, num_cols = logits.shape
     lengths = row_ends
@@ -367,6 +370,7 @@ class _Resolved(NamedTuple):
     next_n: int
     k: int
     workspace_bytes: int
+    device_call: _DeviceCall | None  # where nothing is left to allocate
 
 
 _resolved: dict[tuple, _Resolved] = {}
@@ -396,7 +400,18 @@ def _resolve(
     required = _workspace_bytes(variant, call.num_rows, call.num_cols, call.k)
     if workspace is not None:
         check_workspace(workspace, required)
-    return _Resolved(variant, call.next_n, call.k, required)
+    complete = out is not None and call.lengths is not None
+    complete &= (workspace is not None or not required) and (
+        values_out is not None or not return_values
+    )
+    device_call = None
+    real = type(logits) is torch.Tensor and not torch.compiler.is_compiling()
+    if complete and real and logits.is_cuda:
+        device_call = _plan_device_call(
+            logits, call.lengths, row_starts, call.next_n, call.k, variant, tie_break, order,
+            out, values_out, workspace,
+        )  # fmt: skip
+    return _Resolved(variant, call.next_n, call.k, required, device_call)
 
 
 def workspace_size(

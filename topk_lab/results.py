@@ -8,6 +8,7 @@ reported it), and every frame that this module returns says which in its column 
 
 from __future__ import annotations
 
+import fcntl
 import functools
 import importlib.util
 import json
@@ -134,8 +135,8 @@ def _summary(samples_us: Sequence[float]) -> dict[str, Any]:
 class Recorder:
     """Append the cells of one run to record files.
 
-    Each call of `record` writes one line with one system call, so several processes may append to
-    the same file; the run line goes before a run's first cell in each file.
+    Each call of `record` writes whole lines under a lock, so several processes may append to the
+    same file; the run line goes before a run's first cell in each file.
 
     Parameters
     ----------
@@ -290,12 +291,13 @@ class Recorder:
                 problem = _first_problem(self._validator, json.loads(text))
                 if problem:
                     raise RecordError(f"{path.name}: {problem}")
-        if path not in self._started:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            _require_whole_lines(path)
-        # O_APPEND with a single write: a line is whole or absent, whoever else appends.
-        handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
         try:
+            # Whoever else appends waits: a line half written is not taken for one cut off.
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            if path not in self._started:
+                _require_whole_lines(handle, path.name)
             os.write(handle, "".join(text + "\n" for text in texts).encode())
         finally:
             os.close(handle)
@@ -313,13 +315,10 @@ def _spelled(variant: Any) -> tuple[str, dict[str, Any]]:
     return str(variant), asdict(variant.policy)
 
 
-def _require_whole_lines(path: Path) -> None:
-    if not path.exists() or path.stat().st_size == 0:
-        return
-    with path.open("rb") as file:
-        file.seek(-1, os.SEEK_END)
-        if file.read(1) != b"\n":
-            raise RecordError(f"{path.name} must end with a newline, its last line was cut off")
+def _require_whole_lines(handle: int, name: str) -> None:
+    size = os.fstat(handle).st_size
+    if size and os.pread(handle, 1, size - 1) != b"\n":
+        raise RecordError(f"{name} must end with a newline, its last line was cut off")
 
 
 def _schema_validator() -> Any:

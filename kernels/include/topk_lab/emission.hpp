@@ -14,12 +14,13 @@ __device__ __forceinline__ void select_into(const Selected& selected, int32_t sl
 // May the threshold bin become final items? It has to fit, and under the fits rule it must not be a bin
 // that -inf falls into before step 3: masked logits are then left to step 3, which hands out slots to
 // equal logits without any sort and so without pads.
-template <TopKPolicy Policy, int Step>
+template <TopKPolicy Policy, LogitSource Source, int Step>
 __device__ __forceinline__ bool final_bin_fits(int32_t threshold_bin, int32_t bin_size,
                                                uint32_t prefix) {
   if (bin_size > Policy.final_capacity) return false;
   if constexpr (Policy.fits_rule && Step < 3) {
-    if (step_matches<Step>(neg_inf_bits, prefix) && threshold_bin == step_bin<Step>(neg_inf_bits)) {
+    if (step_matches<Step>(neg_inf_bits, prefix) &&
+        threshold_bin == step_bin<Step, Source>(neg_inf_bits)) {
       return false;
     }
   }
@@ -37,7 +38,7 @@ __device__ __forceinline__ void collect(SelectionStorage<Policy, BlockSize>& lds
                                         const Selected& selected) {
   for_each_logit<Source, BlockSize>(slice, [&](uint32_t bits, int32_t position) {
     if (!step_matches<Step>(bits, prefix)) return;
-    const int32_t bin = step_bin<Step>(bits);
+    const int32_t bin = step_bin<Step, Source>(bits);
     if (bin < threshold_bin) {
       if (Step > 0 || fits) {
         select_into(selected, atomicAdd(&lds.found, 1), bits, position);

@@ -23,11 +23,11 @@ __device__ __forceinline__ void histogram_step(SelectionStorage<Policy, BlockSiz
     if (Policy.count_neg_inf && bits == neg_inf_bits) {
       ++neg_inf_count;
     } else {
-      atomicAdd(&lds.histogram[step_bin<Step>(bits)], 1);
+      atomicAdd(&lds.histogram[step_bin<Step, Source>(bits)], 1);
     }
   });
   if (Policy.count_neg_inf && neg_inf_count > 0) {
-    atomicAdd(&lds.histogram[step_bin<Step>(neg_inf_bits)], neg_inf_count);
+    atomicAdd(&lds.histogram[step_bin<Step, Source>(neg_inf_bits)], neg_inf_count);
   }
   __syncthreads();
 }

@@ -1,12 +1,10 @@
-// Instantiates the kernels of one policy: select and merge, each with its traced twin. Two blocks
-// should fit on a compute unit.
+// Instantiates the kernels of one policy: select and merge, each with its traced twin.
 #pragma once
 #include <topk_lab/row_kernels.hpp>
 
-#define TOPK_LAB_KERNEL(name, body, policy, threads, traced)    \
-  extern "C" __global__ void TOPK_LAB_LAUNCH_BOUNDS(threads, 2) \
-      name(topk_lab::TopKParams params) {                       \
-    topk_lab::body<policy, traced>(params);                     \
+#define TOPK_LAB_KERNEL(name, body, policy, threads, traced)                                     \
+  extern "C" __global__ void TOPK_LAB_LAUNCH_BOUNDS(threads) name(topk_lab::TopKParams params) { \
+    topk_lab::body<policy, traced>(params);                                                      \
   }
 
 #define TOPK_LAB_KERNEL_PAIR(prefix, policy)                                                \

@@ -20,9 +20,23 @@ __device__ __forceinline__ constexpr bool is_nan_bits(uint32_t bits) {
   return (bits & 0x7fffffffu) > 0x7f800000u;
 }
 
+// Where logits come from.
+enum class LogitSource {
+  row,     // live logits: NaN has to be made canonical
+  splits,  // logits that splits wrote: canonical already, pads among them
+};
+
+template <LogitSource Source>
 __device__ __forceinline__ uint32_t canonical_bits(float logit) {
+  if constexpr (Source == LogitSource::splits) return __float_as_uint(logit);
+#if defined(__CUDACC__)
+  // One instruction, where a test and a selection take three: its NaN is the canonical one.
+  asm("max.NaN.f32 %0, %0, %0;" : "+f"(logit));
+  return __float_as_uint(logit);
+#else
   const uint32_t bits = __float_as_uint(logit);
   return is_nan_bits(bits) ? canonical_nan_bits : bits;
+#endif
 }
 
 // Its own inverse.
@@ -30,17 +44,20 @@ __device__ __forceinline__ constexpr uint32_t complement_key(uint32_t bits) {
   return (bits & 0x80000000u) != 0 ? bits : ~bits & 0x7fffffffu;
 }
 
-// Round to nearest even; the two NaN patterns keep their sign and become all ones.
+// Round to nearest even. The canonical NaN becomes a positive NaN of either format's hardware, which
+// orders before +inf; a pad has to keep its sign, which hardware may drop.
+template <LogitSource Source>
 __device__ __forceinline__ uint32_t half_bits(uint32_t bits) {
   const uint32_t rounded = __half_as_ushort(__float2half(__uint_as_float(bits)));
-  return is_nan_bits(bits) ? (bits >> 16) | 0x7fffu : rounded;
+  if constexpr (Source == LogitSource::row) return rounded;
+  return bits == pad_bits ? 0xffffu : rounded;
 }
 
 // Bin of a step: 11 bits of the half key, then 11, 11 and 10 bits of the key.
-template <int Step>
+template <int Step, LogitSource Source>
 __device__ __forceinline__ int32_t step_bin(uint32_t bits) {
   if constexpr (Step == 0) {
-    const uint32_t half = half_bits(bits);
+    const uint32_t half = half_bits<Source>(bits);
     return static_cast<int32_t>(((half & 0x8000u) != 0 ? half : ~half & 0x7fffu) >> 5);
   } else if constexpr (Step == 1) {
     return static_cast<int32_t>(complement_key(bits) >> 21);

@@ -84,7 +84,8 @@ __device__ __forceinline__ void select_splits(const TopKParams& params) {
   if (slice.length <= params.k) {
     for (int32_t i = static_cast<int32_t>(threadIdx.x); i < params.k; i += block_size) {
       const bool live = i < slice.length;
-      write(i, live ? i : -1, live && keep_bits ? canonical_bits(slice.logits[i]) : 0u);
+      write(i, live ? i : -1,
+            live && keep_bits ? canonical_bits<LogitSource::row>(slice.logits[i]) : 0u);
     }
     return;
   }

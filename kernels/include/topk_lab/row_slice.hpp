@@ -4,21 +4,14 @@
 
 namespace topk_lab {
 
-// Where a slice's logits come from.
-enum class LogitSource {
-  row,     // live logits: NaN must be made canonical
-  splits,  // logits that splits wrote: canonical already, pads among them
-};
-
 struct RowSlice {
   const float* logits;  // (length,)
   int32_t length;
 };
 
-template <LogitSource Source>
-__device__ __forceinline__ uint32_t logit_bits(float logit) {
-  return Source == LogitSource::row ? canonical_bits(logit) : __float_as_uint(logit);
-}
+// 16-byte loads that a thread has under way while it visits logits that have arrived. A block walks its
+// slice alone, so that without them each step of the walk would take the latency of memory.
+inline constexpr int loads_ahead = 2;
 
 // Calls visit(bits, position) once for every logit of the slice, in no stated order, by the threads
 // of a block. Body in 16-byte loads; at most three logits before and after it by the first threads, so
@@ -31,20 +24,30 @@ __device__ __forceinline__ void for_each_logit(const RowSlice& slice, Visit visi
   head = head < slice.length ? head : slice.length;
   const int32_t quads = (slice.length - head) >> 2;
   const float4* body = reinterpret_cast<const float4*>(slice.logits + head);
+  float4 arriving[loads_ahead];
+#pragma unroll
+  for (int ahead = 0; ahead < loads_ahead; ++ahead) {
+    const int32_t quad = thread + ahead * BlockSize;
+    if (quad < quads) arriving[ahead] = body[quad];
+  }
 #pragma unroll 1
   for (int32_t quad = thread; quad < quads; quad += BlockSize) {
-    const float4 four = body[quad];
+    const float4 four = arriving[0];
+#pragma unroll
+    for (int ahead = 1; ahead < loads_ahead; ++ahead) arriving[ahead - 1] = arriving[ahead];
+    const int32_t later = quad + loads_ahead * BlockSize;
+    if (later < quads) arriving[loads_ahead - 1] = body[later];
     const int32_t position = head + 4 * quad;
-    visit(logit_bits<Source>(four.x), position);
-    visit(logit_bits<Source>(four.y), position + 1);
-    visit(logit_bits<Source>(four.z), position + 2);
-    visit(logit_bits<Source>(four.w), position + 3);
+    visit(canonical_bits<Source>(four.x), position);
+    visit(canonical_bits<Source>(four.y), position + 1);
+    visit(canonical_bits<Source>(four.z), position + 2);
+    visit(canonical_bits<Source>(four.w), position + 3);
   }
   const int32_t tail = head + 4 * quads;
   const int32_t rest = head + (slice.length - tail);
   if (thread < rest) {
     const int32_t position = thread < head ? thread : tail + thread - head;
-    visit(logit_bits<Source>(slice.logits[position]), position);
+    visit(canonical_bits<Source>(slice.logits[position]), position);
   }
 }
 
