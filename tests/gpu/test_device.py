@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 
 import numpy as np
 import pytest
@@ -265,6 +264,7 @@ def test_a_captured_graph_serves_later_lengths_and_masks(device, variant):
         call.assert_exact()
 
 
+@pytest.mark.filterwarnings("ignore:The CUDA Graph is empty")
 def test_a_kernel_that_is_not_loaded_is_refused_in_a_capture(device):
     fresh = driver.Device(device.platform, device.index)
     logits = made(device, "normal", 40_000, [40_000] * 2)
@@ -353,38 +353,3 @@ def test_a_fault_is_told_and_the_process_lives(device):
     assert "CUDA_ERROR_ILLEGAL_ADDRESS (700)" in by_driver
     assert "earlier work on the device may be at fault" in by_driver
     assert alive == "alive"
-
-
-def test_a_launch_costs_at_most_10_us_above_the_raw_driver(device):
-    logits = made(device, "normal", 40_000, [16, 16])
-    call = Call(device, "vllm_k512", logits, row_ends=[16, 16]).launch()
-    addresses = call.addresses()
-    prepared = driver.prepare(call.plan, device)
-    in_order = tuple(addresses[name] for name in prepared.buffers)
-    stream = stream_handle()
-    # Taken apart, a prepared plan is what the bare driver is called with.
-    prepared.launch(in_order, stream)
-    block = prepared._blocks[-1]
-    raw_launch = device.runtime.launch_kernel
-
-    def raw():
-        for _, _, _, before_stream, table in block.calls:
-            raw_launch(*before_stream, stream, table, None)
-
-    def microseconds(function, number=200):
-        best = float("inf")
-        for _ in range(10):
-            torch.cuda.synchronize()
-            begin = time.perf_counter()
-            for _ in range(number):
-                function()
-            best = min(best, (time.perf_counter() - begin) / number)
-        return 1e6 * best
-
-    table = {
-        "raw driver": microseconds(raw),
-        "prepared": microseconds(lambda: prepared.launch(in_order, stream)),
-        "launch": microseconds(lambda: driver.launch(call.plan, addresses, device, stream)),
-    }
-    print({name: round(cost, 2) for name, cost in table.items()})
-    assert table["launch"] - table["raw driver"] <= 10.0
