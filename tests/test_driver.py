@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -542,3 +543,74 @@ def test_unknown_cuda_errors_keep_their_number(cuda):
     device = driver.Device("cuda", 0)
     error = device.runtime.error(12345, "launch_kernel")
     assert str(error) == "cuLaunchKernel returned an unknown error (12345): an unknown error"
+
+
+@pytest.fixture(params=AMD_TARGETS)
+def operator(request, hip, monkeypatch):
+    """`topk_lab.topk` on CPU tensors, launched on a device of the stand-in."""
+    import torch
+
+    from topk_lab import ops
+
+    monkeypatch.setattr(ops, "_place", lambda logits: ("hip", INDEX[request.param]))
+    monkeypatch.setattr(ops, "_stream", lambda index: 0)
+    monkeypatch.setattr(ops, "_device_calls", {})
+    library = torch.library.Library("topk_lab", "IMPL")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Warning only once for all operators")
+        library.impl("topk_out", ops._topk_out_device, "CPU", allow_override=True)
+    yield request.param
+    library._destroy()
+
+
+@pytest.mark.parametrize("variant", ["vllm_k512", "vllm_generic"])
+@pytest.mark.parametrize("name", ["normal", "masked_prefix", "same_leading_bits", "nan"])
+def test_topk_reaches_the_oracle_through_the_hip_driver(hip, operator, variant, name):
+    import torch
+
+    import topk_lab
+
+    row_ends = torch.tensor([40_000, 513, 100], dtype=torch.int32)
+    logits = torch.from_numpy(
+        workloads.make(name, 3, 40_000, row_ends=row_ends.numpy(), poison="nan")
+    )
+    out = torch.full((3, 512), UNWRITTEN, dtype=torch.int32)
+    values = torch.full((3, 512), float(UNWRITTEN))
+    required = topk_lab.workspace_size(3, 40_000, 512, variant)
+    workspace = torch.zeros(max(required, 4), dtype=torch.uint8)
+    for label, tensor in {
+        "logits": logits,
+        "row_ends": row_ends,
+        "indices": out,
+        "values": values,
+        "workspace": workspace,
+    }.items():
+        hip.share(label, tensor.numpy())
+
+    topk_lab.topk(
+        logits, 512, row_ends=row_ends, variant=variant, out=out, values_out=values,
+        workspace=workspace,
+    )  # fmt: skip
+
+    assert {launch.device for launch in hip.launches} == {INDEX[operator]}
+    assert all(launch.kernel.startswith(variant) for launch in hip.launches)
+    topk_lab.assert_exact(logits, out, row_ends=row_ends, values=values)
+
+
+def test_a_repeated_topk_reads_what_memory_holds_now(hip, operator):
+    import torch
+
+    import topk_lab
+
+    logits = torch.from_numpy(workloads.make("normal", 2, 1200))
+    row_ends = torch.tensor([1200, 600], dtype=torch.int32)
+    out = torch.full((2, 512), UNWRITTEN, dtype=torch.int32)
+    for label, tensor in {"logits": logits, "row_ends": row_ends, "indices": out}.items():
+        hip.share(label, tensor.numpy())
+    for lengths in ([1200, 600], [513, 0], [512, 1200]):
+        row_ends.copy_(torch.tensor(lengths, dtype=torch.int32))
+        logits.copy_(logits.flip(1))
+        out.fill_(UNWRITTEN)
+        topk_lab.topk(logits, 512, row_ends=row_ends, variant="vllm_k512", out=out)
+        topk_lab.assert_exact(logits, out, row_ends=row_ends)
+    assert len(hip.launches) == 3
