@@ -614,3 +614,14 @@ def test_a_repeated_topk_reads_what_memory_holds_now(hip, operator):
         topk_lab.topk(logits, 512, row_ends=row_ends, variant="vllm_k512", out=out)
         topk_lab.assert_exact(logits, out, row_ends=row_ends)
     assert len(hip.launches) == 3
+
+
+def test_raw_launches_are_those_of_the_prepared_plan(noting):
+    device = driver.Device("hip", 0)
+    prepared = driver.prepare(SPLIT, device)
+    in_order = [ADDRESSES[name] for name in prepared.buffers]
+    raw = prepared.raw_launch(in_order, 0)
+    checked = list(noting.launches)
+    raw()
+    assert len(checked) == 2
+    assert noting.launches[2:] == checked

@@ -281,7 +281,10 @@ def reproduce(out: Path, target: str, keep: bool) -> None:
     help="Folder of record files, or one .jsonl file.",
 )
 def bench(experiment: str, axes: tuple[str, ...], shard: str, resume: bool, out: Path) -> None:
-    """Time EXPERIMENT on this machine's GPU: exactness first, then interleaved samples."""
+    """Time EXPERIMENT on this machine's GPU: exactness first, then interleaved samples.
+
+    EXPERIMENT is reference_shapes, or host_overhead, which takes no axes.
+    """
     from topk_lab import bench as benching
     from topk_lab import code_objects, results
 
@@ -301,9 +304,13 @@ def bench(experiment: str, axes: tuple[str, ...], shard: str, resume: bool, out:
         kernel_hash=code_objects.sources(),
         compiler=", ".join(sorted(compilers)) or None,
     )
+    recorder = results.Recorder(out, run_info)
+    if experiment.replace("-", "_") == "host_overhead":
+        benching.host_overhead(recorder, say=click.echo)
+        return
     recorded = benching.run(
         experiment,
-        results.Recorder(out, run_info),
+        recorder,
         device=device,
         axes=chosen,
         shard=(int(part), int(parts)),

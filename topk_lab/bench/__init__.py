@@ -2,11 +2,13 @@
 
 `topk_lab.bench.timing` measures calls that were checked exact first;
 `topk_lab.bench.experiments` holds what is measured: named lists of cells, run by `run` and
-recorded through `topk_lab.results`; `topk_lab.bench.ratios` compares records with published times.
+recorded through `topk_lab.results`; `topk_lab.bench.ratios` compares records with published times;
+`topk_lab.bench.overhead` takes a call's host time apart.
 """
 
 from topk_lab.bench.device import Device, TorchDevice
 from topk_lab.bench.experiments import EXPERIMENTS, Cell, Experiment, run
+from topk_lab.bench.overhead import host_overhead
 from topk_lab.bench.ratios import against_published, geomeans
 from topk_lab.bench.timing import Candidate, Effort, Timing, measure
 
@@ -21,6 +23,7 @@ __all__ = [
     "TorchDevice",
     "against_published",
     "geomeans",
+    "host_overhead",
     "measure",
     "run",
 ]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from ctypes import byref, c_int, c_uint, c_void_p
 from typing import NamedTuple
 
@@ -244,6 +244,34 @@ class Prepared:
             self._launch(block, addresses, stream)
         finally:
             self._blocks.append(block)
+
+    def raw_launch(self, addresses: Sequence[int], stream: int) -> Callable[[], None]:
+        """The bare calls of the driver library that `launch` comes to, to be compared with it.
+
+        Parameters
+        ----------
+        addresses, stream
+            As for `launch`, which is called once.
+
+        Returns
+        -------
+        callable
+            Launches with these very arguments, checks nothing.
+        """
+        self.launch(addresses, stream)
+        block = self._blocks.pop()  # kept out of circulation
+        launch_kernel = self.device.runtime.launch_kernel
+        # The tables hold addresses only: the parameters stay alive beside them.
+        calls = [
+            (params, (*before_stream, stream, table, None))
+            for _, params, _, before_stream, table in block.calls
+        ]
+
+        def launch() -> None:
+            for _, arguments in calls:
+                launch_kernel(*arguments)
+
+        return launch
 
     def _launch(self, block: _Block, addresses: Sequence[int], stream: int) -> None:
         device = self.device
