@@ -149,7 +149,8 @@ kept
 
 def test_markers_are_filled_and_a_stale_readme_is_found(recorded):
     records, _ = recorded
-    blocks = report.readme_blocks(claims.evaluate(records), records)
+    generated = report.readme_blocks(claims.evaluate(records), records)
+    blocks = {"claims": generated["claims"]}
     assert report.check_markers(README, blocks) == ["claims"]
     text = report.update_markers(README, blocks)
     assert report.check_markers(text, blocks) == []
@@ -171,6 +172,24 @@ def test_readme_table_has_a_line_for_every_claim(recorded):
     folded = lines.index("<details><summary>Published only: 45 more claims</summary>")
     assert all("published only" in line for line in lines[folded:] if line.startswith("| vLLM"))
     assert lines[folded - 2].startswith("Records: measured on ")
+
+
+def test_blocks_without_a_record_say_so(recorded):
+    records, _ = recorded
+    blocks = report.readme_blocks(claims.evaluate(records), records)
+    assert set(blocks) == {"claims", "baselines", "overhead"}
+    assert blocks["baselines"] == blocks["overhead"] == "No record yet.\n"
+
+
+def test_committed_records_fill_every_block():
+    records = results.load_committed()
+    blocks = report.readme_blocks(claims.evaluate(records), records)
+    mirrors = [line for line in blocks["baselines"].splitlines() if line.startswith("| vllm_")]
+    assert len(mirrors) == 4
+    assert all(line.endswith(" of 18 |") for line in mirrors)
+    layers = [line.split(" | ")[0] for line in blocks["overhead"].splitlines()[2:-2]]
+    assert layers[:2] == ["| raw driver", "| prepared plan"]
+    assert "measured on NVIDIA H200" in blocks["baselines"]
 
 
 @pytest.mark.parametrize(

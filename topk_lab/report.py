@@ -11,7 +11,7 @@ import html
 import io
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -315,32 +315,84 @@ def readme_blocks(claims_frame: pd.DataFrame, records: pd.DataFrame) -> dict[str
     -------
     dict
         Marker name -> Markdown. ``claims``: the summary, the decided claims and where the verdicts
-        come from, and, folded, what is published only.
+        come from, and, folded, what is published only. ``baselines``: the mirrors against their
+        upstreams. ``overhead``: what the host pays for a call.
     """
     undecided = claims_frame["outcome"] == PUBLISHED_ONLY
     lines = [
         _summary(claims_frame),
         "",
-        *_readme_table(claims_frame[~undecided]),
+        *_claim_lines(claims_frame[~undecided]),
         "",
         f"Records: {results.provenance(results.latest(records))}.",
         "",
         f"<details><summary>Published only: {int(undecided.sum())} more claims</summary>",
         "",
-        *_readme_table(claims_frame[undecided]),
+        *_claim_lines(claims_frame[undecided]),
         "",
         "</details>",
     ]
-    return {"claims": "\n".join(lines) + "\n"}
+    return {
+        "claims": "\n".join(lines) + "\n",
+        "baselines": _baselines_block(records),
+        "overhead": _overhead_block(records),
+    }
 
 
-def _readme_table(claims_frame: pd.DataFrame) -> list[str]:
+def _markdown(names: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [names, ["---"] * len(names), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def _baselines_block(records: pd.DataFrame) -> str:
+    """The mirrors' times as multiples of their upstreams', both on the same device."""
+    from topk_lab.bench import ratios
+
+    timed = records[records["experiment"] == "reference_shapes"]
+    if timed.empty:
+        return "No record yet.\n"
+    frame = ratios.geomeans(ratios.against_published(timed))
+    rows = [
+        (
+            row["variant"],
+            row["cache"],
+            f"{row['geomean']:.3f} [{row['low']:.3f}, {row['high']:.3f}]",
+            f"{row['best']:.3f}",
+            f"{row['worst']:.3f}",
+            f"{row['above_limit']} of {row['shapes']}",
+        )
+        for row in frame.to_dict("records")
+    ]
+    names = ("mirror", "cache", "geomean [95 %]", "best shape", "worst shape", "above 1.10")
+    return f"{_markdown(names, rows)}\nRecords: {results.provenance(results.latest(timed))}.\n"
+
+
+def _overhead_block(records: pd.DataFrame) -> str:
+    """Host time of each layer of a call."""
+    timed = results.latest(records[records["experiment"] == "host_overhead"])
+    if timed.empty:
+        return "No record yet.\n"
+    layers = {cell["workload_args"]["layer"]: cell for cell in timed.to_dict("records")}
+    raw = layers["raw driver"]["median_us"]
+    rows = [
+        (
+            layer,
+            f"{cell['median_us']:.2f} [{cell['q1_us']:.2f}, {cell['q3_us']:.2f}]",
+            f"{cell['median_us'] - raw:+.2f}",
+        )
+        for layer, cell in layers.items()
+    ]
+    names = ("layer", "us a call, median [quartiles]", "above the raw driver")
+    return f"{_markdown(names, rows)}\nRecords: {results.provenance(timed)}.\n"
+
+
+def _claim_lines(claims_frame: pd.DataFrame) -> list[str]:
     names = ("source", "statement", "published", "found", "verdict")
-    lines = ["| source | claim | published | found | verdict |", "|---|---|---|---|---|"]
-    for claim in claims_frame.to_dict("records"):
-        cells = (str(claim[name]).replace("|", "\\|") for name in names)
-        lines.append(f"| {' | '.join(cells)} |")
-    return lines
+    rows = (
+        [str(claim[name]).replace("|", "\\|") for name in names]
+        for claim in claims_frame.to_dict("records")
+    )
+    return _markdown(("source", "claim", *names[2:]), rows).splitlines()
 
 
 def readme_picture() -> str:
