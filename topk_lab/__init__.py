@@ -18,7 +18,7 @@ _HOMES = {
     "row_ends_from": "contract",
     "topk": "ops",
     "trace": "reference",
-    "variants": "registry",
+    "variants": "targets",
     "workspace_size": "ops",
 }
 

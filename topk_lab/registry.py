@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from topk_lab import schedules
 
-if TYPE_CHECKING:
-    import pandas as pd
-
-__all__ = ["VARIANTS", "VariantInfo", "gated", "resolve", "variants"]
+__all__ = ["VARIANTS", "VariantInfo", "gated", "resolve"]
 
 EMULATED_TARGETS = ("gfx90a", "gfx942", "gfx950")
 DEVICE_TARGETS = ("hip", "cuda")
@@ -121,33 +117,3 @@ def resolve(variant: str, *, tie_break: str = "any", order: str = "any") -> Vari
                 f"got {wanted!r}, which {', '.join(able)} offers"
             )
     return info
-
-
-def variants() -> pd.DataFrame:
-    """The variants and whether each can run here.
-
-    Returns
-    -------
-    pandas.DataFrame
-        Columns variant, description, target, usable, why_not, max_k, tie_breaks, orders; a row for
-        each variant and target.
-    """
-    import pandas as pd
-
-    from topk_lab import targets
-
-    states = {name: targets.status(name) for name in targets.TARGETS}
-    return pd.DataFrame(
-        {
-            "variant": info.name,
-            "description": info.description,
-            "target": target,
-            "usable": states[target].usable,
-            "why_not": states[target].reason,
-            "max_k": info.max_k,
-            "tie_breaks": ", ".join(info.tie_breaks),
-            "orders": ", ".join(info.orders),
-        }
-        for info in VARIANTS.values()
-        for target in info.targets
-    )

@@ -18,11 +18,21 @@ from topk_lab import code_objects, plans, registry, schedules
 from topk_lab.contract import UNWRITTEN, live_bounds
 
 if TYPE_CHECKING:
+    import pandas as pd
     import torch
 
     from topk_lab.emulator import Emulator, LaunchCount
 
-__all__ = ["AMD_TARGETS", "DEVICE_TARGETS", "TARGETS", "Outcome", "Status", "run", "status"]
+__all__ = [
+    "AMD_TARGETS",
+    "DEVICE_TARGETS",
+    "TARGETS",
+    "Outcome",
+    "Status",
+    "run",
+    "status",
+    "variants",
+]
 
 AMD_TARGETS = registry.EMULATED_TARGETS
 DEVICE_TARGETS = registry.DEVICE_TARGETS
@@ -137,6 +147,34 @@ def status(target: str) -> Status:
         )
     detail = f"{found.path.name} {found.sha256[:12]} by {found.toolchain} ({found.compiler})"
     return Status(target, True, detail)
+
+
+def variants() -> pd.DataFrame:
+    """The variants and whether each can run here.
+
+    Returns
+    -------
+    pandas.DataFrame
+        Columns variant, description, target, usable, why_not, max_k, tie_breaks, orders; a row for
+        each variant and target.
+    """
+    import pandas as pd
+
+    states = {name: status(name) for name in TARGETS}
+    return pd.DataFrame(
+        {
+            "variant": info.name,
+            "description": info.description,
+            "target": target,
+            "usable": states[target].usable,
+            "why_not": states[target].reason,
+            "max_k": info.max_k,
+            "tie_breaks": ", ".join(info.tie_breaks),
+            "orders": ", ".join(info.orders),
+        }
+        for info in registry.VARIANTS.values()
+        for target in info.targets
+    )
 
 
 @functools.lru_cache(maxsize=16)
