@@ -6,7 +6,7 @@ from click.testing import CliRunner
 from topk_lab import claims, notebooks, reproduce, results, targets, verify
 from topk_lab.cli import main
 
-SMALL = (("one_d_lengths", "vllm_k512"), ("neg_inf_rule", "vllm_k512"))
+SMALL = (("one_d_lengths", "vllm_k512", None), ("neg_inf_rule", "vllm_k512", None))
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def test_programme_decides_every_exact_claim_on_listed_targets():
         for claim in claims.load_claims()
         if not claim.why and set(claim.targets) & set(reproduce.TARGETS)
     }
-    planned = {experiment for experiment, _ in reproduce.PROGRAMME}
+    planned = {experiment for experiment, _, _ in reproduce.PROGRAMME}
     # Counts of atomics belong to the contention study, which has no experiment yet.
     assert asked - planned == {"neg_inf_atomics", "sglang_unit", "sglang_index_sets"} & asked
 

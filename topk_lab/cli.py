@@ -375,8 +375,8 @@ def report(check: bool) -> None:
         click.echo("README.md agrees with the records")
         return
     readme.write_text(reporting.update_markers(text, blocks), encoding="utf-8")
-    picture = readme.parent / "notebooks" / "radix_steps.svg"
-    picture.write_text(reporting.readme_picture() + "\n", encoding="utf-8")
+    picture = readme.parent / "notebooks" / "radix_steps.png"
+    picture.write_bytes(reporting.readme_picture())
     click.echo(f"README.md: {', '.join(blocks)}, {picture.name}")
 
 

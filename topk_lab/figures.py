@@ -222,7 +222,7 @@ def _line_label(cell: dict[str, Any], shared: dict[str, Any]) -> str:
     shown = ", ".join(
         f"{name}={value}"
         for name, value in arguments.items()
-        if name not in shared and not isinstance(value, list)
+        if name not in shared and name != "wave_seed" and not isinstance(value, list)
     )
     return f"{workload}({shown})" if shown else workload
 
@@ -378,6 +378,11 @@ def _shape_label(rows: int, cols: int, distribution: str) -> str:
     return f"{rows} x {cols}{tail}"
 
 
+def _peer_label(name: str) -> str:
+    """Say whose kernel it is: vLLM's have the names of this package's variants."""
+    return f"vLLM's own {name}" if name.startswith("vllm_") else name
+
+
 def _peers_legend(ax: Axes, colours: dict[str, str], markers: dict[str, str]) -> None:
     from matplotlib.lines import Line2D
 
@@ -387,7 +392,7 @@ def _peers_legend(ax: Axes, colours: dict[str, str], markers: dict[str, str]) ->
     ]
     ax.legend(
         [floor, *marks],
-        ["read each row once (floor)", *colours],
+        ["read each row once (floor)", *(_peer_label(name) for name in colours)],
         loc="upper center",
         bbox_to_anchor=(0.4, -0.09),
         ncols=4,
@@ -520,7 +525,7 @@ def _histogram_legend(ax: Axes) -> None:
             Patch(color=VERMILION, label="threshold bin"),
             Patch(color=GREY, label="ordered behind it"),
         ],
-        loc="outside lower right",
+        loc="outside upper right",
         ncols=3,
         frameon=False,
         fontsize=9,

@@ -51,7 +51,7 @@ VARIANTS = {
         ),
         VariantInfo(
             "vllm_generic",
-            "vLLM before #56743: 512 threads, 10 splits from 200,000 columns",
+            "vLLM before #56743, pads made exact: 512 threads, 10 splits from 200,000 columns",
             ("numba", *EMULATED_TARGETS, *DEVICE_TARGETS),
             schedules.POLICIES["vllm_generic"].max_k,
         ),

@@ -500,16 +500,20 @@ def _command_manifest(arguments: argparse.Namespace) -> None:
 
 def _command_show(arguments: argparse.Namespace) -> None:
     for entry in json.loads(arguments.manifest.read_text())["objects"]:
-        print(
-            f"{entry['object']}  {entry['sha256'][:16]}  {entry['toolchain']}, {entry['compiler']}"
-        )
-        for name, figures in sorted(entry["kernels"].items()):
+        kernels = entry["kernels"]
+        print(f"{entry['object']} {entry['sha256'][:16]} {entry['toolchain']}, {entry['compiler']}")
+        if "ablations" in entry["source"]:
+            most = {key: max(each.get(key, 0) for each in kernels.values()) for key in _SHOWN}
+            stated = ", ".join(f"{most[key]} {_SHOWN[key]}" for key in ("vgpr", "lds", "scratch"))
+            print(f"  {len(kernels)} kernels, at most {stated}")
+            continue
+        for name, figures in sorted(kernels.items()):
             if name.endswith("_traced"):
                 continue
             stated = ", ".join(
                 f"{figures[key]} {unit}" for key, unit in _SHOWN.items() if key in figures
             )
-            print(f"  {name:44} {stated}")
+            print(f"  {name:31} {stated}")
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -252,7 +252,12 @@ def checks(experiment: str, variant: str, target: str, seed: int | None = None) 
         )
     if info.name in schedules.POLICIES:
         schedules.parse_variant(variant).refuse_unsound(study=False)
-    return list(EXPERIMENTS[name](variant, target, seed))
+    found = list(EXPERIMENTS[name](variant, target, seed))
+    if seed is None:
+        return found
+    return [
+        replace(check, workload_args=check.workload_args | {"wave_seed": seed}) for check in found
+    ]
 
 
 def _violations(

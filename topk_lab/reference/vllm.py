@@ -5,7 +5,7 @@ that it mirrors, the same condition before it and the same after it. A block vis
 the order of their positions (on a device the order is free), so the lowest indices win ties,
 except that +0.0 stays above -0.0 as in the kernels.
 
-1. A row of at most k live columns is its own answer.
+1. A slice of at most k live columns is its own answer.
 2. Otherwise up to four radix steps: a histogram, the threshold bin, a collection, until the
    threshold bin is small enough to be ordered as final items or, in step 3, holds equal logits.
 3. With splits, blocks do that for shares of the row and leave k positions and logits each; the

@@ -44,10 +44,9 @@ __device__ __forceinline__ void sort_final_items(SelectionStorage<Policy, BlockS
   for (int32_t item = thread; item < Items::capacity; item += BlockSize) {
     if (item >= num_items) {
       items.keys[item] = final_pad_key<Policy>();
-      items.positions[item] = -1;
+      items.positions[item] = -1;  // read again by this thread alone, until the first scatter
     }
   }
-  __syncthreads();
 #pragma unroll 1
   for (int shift = 0; shift < 32; shift += digit_bits) {
     for (int32_t i = thread; i < Items::num_counts; i += BlockSize) items.digit_counts[i] = 0;

@@ -18,7 +18,7 @@ struct TraceStep {
   int32_t above;          // logits ordered before it, those emitted by earlier steps included
   int32_t emitted;        // output slots filled when the step ends
   int32_t candidates;     // logits copied to the final items
-  int32_t fits;           // 1 if the threshold bin became final items
+  int32_t fits;           // 1 if the threshold bin may become final items (step 3 makes none)
   uint32_t histogram[num_bins];
 };
 static_assert(sizeof(TraceStep) == 32 + 4 * num_bins);

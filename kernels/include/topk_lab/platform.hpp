@@ -9,13 +9,16 @@ namespace topk_lab {
 // Masks of lanes are 64 bits wide throughout.
 #if defined(__CUDACC__)
 inline constexpr int wave_size = 32;
+#elif defined(__GFX9__)
+inline constexpr int wave_size = 64;
 #else
-inline constexpr int wave_size = 64;  // every CDNA part
+#error "these kernels are for CDNA (64 lanes) and NVIDIA GPUs"
 #endif
 
-// Launch bound of a block of `threads`, of which two should fit on a compute unit at once. HIP's second
-// argument counts waves on one of a compute unit's four SIMDs. CUDA's counts blocks: 512 threads get
-// three, because with registers for four the final sort spills and every shape measured got slower.
+// Launch bound of a block of `threads`, of which two fit on a compute unit as far as registers go; LDS
+// is the other limit (README.md, LDS plan). HIP's second argument counts waves on one of a compute
+// unit's four SIMDs. CUDA's counts blocks: 512 threads get three, since registers for four make the
+// final sort spill.
 #if defined(__CUDACC__)
 #define TOPK_LAB_LAUNCH_BOUNDS(threads) __launch_bounds__(threads, (threads) > 512 ? 2 : 3)
 #else

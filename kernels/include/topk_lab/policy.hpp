@@ -1,5 +1,5 @@
-// Policies of the vLLM lineage as values, and the split schedule: the truth that the host copy
-// (topk_lab/schedules.py) is compared with, through policy_probe.hpp.
+// Policies of the vLLM lineage as values, and the split schedule. Policies and splits are the truth that
+// the host copy (topk_lab/schedules.py) is compared with, through policy_probe.hpp.
 #pragma once
 #include <hip/hip_runtime.h>
 #include <stdint.h>
@@ -29,7 +29,8 @@ struct TopKPolicy {
   SplitSchedule splits = SplitSchedule::generic;
 };
 
-// vLLM before #56743.
+// vLLM before #56743, but for its pads: there they are -FLT_MAX with an unset index, which outrank real
+// -inf logits.
 inline constexpr TopKPolicy vllm_generic{};
 
 // vLLM #56743: -inf counted per thread, fewer final items, splits chosen from the live length.
@@ -49,7 +50,6 @@ inline constexpr TopKPolicy vllm_k512{
 inline constexpr int32_t rank_count_limit = 128;
 
 inline constexpr int32_t generic_split_columns = 200000;
-inline constexpr int32_t generic_rank_count_columns = 12288;
 inline constexpr int32_t generic_splits = 10;
 
 inline constexpr int32_t kibi = 1024;

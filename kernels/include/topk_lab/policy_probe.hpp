@@ -27,6 +27,8 @@ __device__ __forceinline__ void probe_splits(const PolicyProbeParams& params) {
   params.splits[2 * query + 1] = active_splits(schedule, asked[1], asked[3], limit);
 }
 
+static_assert(sizeof(TopKPolicy) == 4 * 4 + 4 + 3 * 4, "a new field has to be probed too");
+
 template <TopKPolicy Policy>
 __device__ __forceinline__ void probe_policy(const PolicyProbeParams& params, int32_t row) {
   if (blockIdx.x != 0 || threadIdx.x != 0 || row >= params.num_policies) return;

@@ -11,7 +11,9 @@ struct RowBounds {
 };
 
 // Reads a value that may change between replays: an agent-scope atomic load, because a plain load of
-// a uniform address becomes a scalar load, and stale scalar-cache reads inside graphs were reported.
+// a uniform address becomes a scalar load, and stale scalar-cache reads inside graphs were reported
+// on MI355X with ROCm 7.2. Precondition: it does not change while the kernels of one call run; every
+// wave reads it for itself.
 __device__ __forceinline__ int32_t load_replayed(const int32_t* address) {
   return wave_uniform(__hip_atomic_load(address, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT));
 }

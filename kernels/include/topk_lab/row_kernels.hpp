@@ -1,7 +1,7 @@
 // The bodies of the two kernels of the vLLM lineage: a block selects a row or a split of it, and a
 // block merges the splits of a row. A lineage's source file instantiates them with its policies.
 //
-//   1. A row of at most k live columns is its own answer: no logit is compared.
+//   1. A slice of at most k live columns is its own answer: no logit is compared.
 //   2. Without splits one block runs the radix steps over the row (select_row.hpp).
 //   3. With splits, block (row, y) runs them over its share and writes k positions and logits to the
 //      workspace, pads where the share is shorter; a second kernel runs the same steps over these.

@@ -19,8 +19,8 @@ inline constexpr int loads_ahead = 2;
 template <LogitSource Source, int BlockSize, class Visit>
 __device__ __forceinline__ void for_each_logit(const RowSlice& slice, Visit visit) {
   const int32_t thread = static_cast<int32_t>(threadIdx.x);
-  const int32_t misplaced = static_cast<int32_t>(reinterpret_cast<uintptr_t>(slice.logits) >> 2);
-  int32_t head = -misplaced & 3;
+  const uint32_t misplaced = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(slice.logits) >> 2);
+  int32_t head = static_cast<int32_t>((0u - misplaced) & 3u);
   head = head < slice.length ? head : slice.length;
   const int32_t quads = (slice.length - head) >> 2;
   const float4* body = reinterpret_cast<const float4*>(slice.logits + head);

@@ -28,8 +28,6 @@ __device__ __forceinline__ bool radix_step(SelectionStorage<Policy, BlockSize>& 
   const int32_t bin_size = wave_uniform(lds.bin_size);
   const int32_t above = wave_uniform(lds.above);
   const bool fits = final_bin_fits<Policy, Source, Step>(threshold_bin, bin_size, prefix);
-  if (Step == num_steps - 1 && threadIdx.x == 0) lds.tie_cursor = above;
-  __syncthreads();
   collect<Policy, Source, BlockSize, Step>(lds, slice, prefix, threshold_bin, fits, k, selected);
   if constexpr (Traced) {
     if (threadIdx.x == 0) {

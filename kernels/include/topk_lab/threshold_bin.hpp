@@ -6,7 +6,7 @@ namespace topk_lab {
 
 // Before: found < k <= found + sum(histogram). After (barrier included):
 // above < k <= above + bin_size, where above = found + the population of all earlier bins; exactly one
-// bin qualifies. Bins come best first, so that few rounds of BlockSize bins are looked at.
+// bin qualifies; tie_cursor = above. Bins come best first, so that few rounds of BlockSize bins are looked at.
 template <TopKPolicy Policy, int BlockSize>
 __device__ __forceinline__ void find_threshold_bin(SelectionStorage<Policy, BlockSize>& lds,
                                                    int32_t k) {
@@ -21,6 +21,7 @@ __device__ __forceinline__ void find_threshold_bin(SelectionStorage<Policy, Bloc
       lds.threshold_bin = bin;
       lds.bin_size = population;
       lds.above = above;
+      lds.tie_cursor = above;
     }
     before_round += scan.total;
     __syncthreads();
