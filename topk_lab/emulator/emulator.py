@@ -14,7 +14,7 @@ import numpy as np
 
 from topk_lab.emulator import disassembly, native
 from topk_lab.emulator.code_object import CodeObject, Kernel
-from topk_lab.emulator.counts import KINDS, LaunchCount
+from topk_lab.emulator.counts import COUNTS, KINDS, LaunchCount
 from topk_lab.emulator.errors import EmulationFault, ToolNotFound
 from topk_lab.emulator.program import (
     BoundProgram,
@@ -28,6 +28,7 @@ __all__ = ["DEFAULT_STEP_LIMIT", "Emulator", "MemoryRegion", "toolchain_report"]
 
 DEFAULT_STEP_LIMIT = 200_000_000  # wave instructions a block; a second or two
 _LDS_LIMIT = {"gfx90a": 65536, "gfx942": 65536, "gfx950": 163840}
+_LDS_READ_BANKS = {"gfx90a": 32, "gfx942": 32, "gfx950": 64}
 _LANES = 64
 _FAULT_KINDS = {
     1: "global out of bounds",
@@ -37,6 +38,8 @@ _FAULT_KINDS = {
     5: "unreached barrier",
     6: "step limit",
     7: "trap",
+    8: "read of unwritten lds",
+    9: "lds data race",
 }
 _GARBAGE = 0xA5
 
@@ -239,6 +242,8 @@ class Emulator:
         dynamic_lds: int = 0,
         seed: int | None = None,
         step_limit: int | None = None,
+        count: str = "basic",
+        races: bool | None = None,
     ) -> LaunchCount:
         """Run a kernel to its end.
 
@@ -257,6 +262,12 @@ class Emulator:
             Draw the order of waves, lanes and blocks from it.
         step_limit : int, optional
             Wave instructions that a block may execute; default: `DEFAULT_STEP_LIMIT`.
+        count : {"basic", "full"}, default "basic"
+            ``full`` adds lines, bank conflicts and the counts of each block.
+        races : bool, optional
+            Watch LDS: a word that two waves touch between barriers, one of them writing and not
+            both by atomics, and a read of a word that the block has not written, are faults. Waves
+            that hand data over by flags instead of barriers look like races. Default: with a seed.
 
         Returns
         -------
@@ -278,6 +289,8 @@ class Emulator:
         self._check(described, block, params, dynamic_lds)
         if seed is not None and seed < 0:
             raise ValueError(f"seed must not be negative, got {seed}")
+        if count not in COUNTS:
+            raise ValueError(f"count must be one of {', '.join(COUNTS)}, got {count!r}")
 
         arguments = _argument_block(described, params, grid, block, dynamic_lds)
         packet = _dispatch_packet(grid, block, arguments.ctypes.data)
@@ -292,6 +305,11 @@ class Emulator:
         order = None
         if seed is not None:
             order = np.random.default_rng(seed).permutation(num_blocks).astype(np.uint64)
+        block_counters = block_visits = None
+        if count == "full":
+            counters = len(self._runtime.counter_names)
+            block_counters = np.zeros((num_blocks, counters), np.uint64)
+            block_visits = np.zeros((num_blocks, bound.num_blocks), np.uint64)
         scalars = _user_scalars(described, packet.ctypes.data, arguments.ctypes.data)
         region_array = (native.Region * len(regions))(
             *((r.address, r.address + r.nbytes, r.writable) for r in regions)
@@ -315,14 +333,20 @@ class Emulator:
             user_scalars=tuple(scalars),
             num_user_scalars=len(scalars),
             block_id_scalars=described.resources2 >> 7 & 7,
+            lds_read_banks=_LDS_READ_BANKS[self.code_object.target],
+            block_counters=None if block_counters is None else block_counters.ctypes.data,
+            block_visits=None if block_visits is None else block_visits.ctypes.data,
+            num_basic_blocks=bound.num_blocks,
         )
         workers = 1 if seed is not None else min(self.threads, num_blocks)
-        ran = self._run(shared, bound, num_waves, workers)
+        watched = races if races is not None else seed is not None
+        ran = self._run(shared, bound, num_waves, workers, watched)
         faults = [worker.fault for worker in ran if worker.fault.kind]
         if faults:
             first = min(faults, key=lambda fault: fault.block)
             raise _describe(first, kernel, bound.program, grid, regions, lds_bytes)
-        return self._count(bound, ran, num_blocks, num_blocks * num_waves)
+        launched = num_blocks, num_blocks * num_waves
+        return self._count(bound, ran, *launched, block_counters, block_visits)
 
     def _check(
         self, kernel: Kernel, block: tuple[int, int, int], params: bytes, dynamic_lds: int
@@ -344,9 +368,16 @@ class Emulator:
             )
 
     def _run(
-        self, shared: native.Launch, bound: BoundProgram, num_waves: int, num_workers: int
+        self,
+        shared: native.Launch,
+        bound: BoundProgram,
+        num_waves: int,
+        num_workers: int,
+        watched: bool,
     ) -> list[_Worker]:
-        workers = [_Worker(self._runtime, shared, bound, num_waves) for _ in range(num_workers)]
+        workers = [
+            _Worker(self._runtime, shared, bound, num_waves, watched) for _ in range(num_workers)
+        ]
         if num_workers == 1:
             workers[0].run()
         else:
@@ -355,9 +386,24 @@ class Emulator:
         return workers
 
     def _count(
-        self, bound: BoundProgram, workers: list[_Worker], blocks: int, waves: int
+        self,
+        bound: BoundProgram,
+        workers: list[_Worker],
+        blocks: int,
+        waves: int,
+        block_counters: np.ndarray | None,
+        block_visits: np.ndarray | None,
     ) -> LaunchCount:
-        mnemonics = bound.program.executed(sum(worker.visits for worker in workers))
+        program, per_block = bound.program, None
+        if block_counters is None:
+            visits = sum(worker.visits for worker in workers)
+        else:
+            visits = block_visits.sum(axis=0)
+            kinds = program.executed_kinds(block_visits)
+            per_block = {f"{kind}_instructions": numbers for kind, numbers in kinds.items()}
+            by_name = zip(self._runtime.counter_names, block_counters.T, strict=True)
+            per_block |= {name: numbers.astype(np.int64) for name, numbers in by_name}
+        mnemonics = program.executed(visits)
         kinds = dict.fromkeys(KINDS, 0)
         for name, times in mnemonics.items():
             kinds[bound.kinds[name]] += times
@@ -365,18 +411,24 @@ class Emulator:
             name: sum(worker.counter(i) for worker in workers)
             for i, name in enumerate(self._runtime.counter_names)
         }
-        return LaunchCount(blocks, waves, kinds, mnemonics, events)
+        return LaunchCount(blocks, waves, kinds, mnemonics, events, per_block)
 
 
 class _Worker:
     """What one host thread owns during a launch."""
 
     def __init__(
-        self, runtime: native.Runtime, shared: native.Launch, bound: BoundProgram, num_waves: int
+        self,
+        runtime: native.Runtime,
+        shared: native.Launch,
+        bound: BoundProgram,
+        num_waves: int,
+        watched: bool,
     ) -> None:
         lds_words = -(-shared.lds_bytes // 4)
         self._lds = aligned_empty(4 * lds_words)
         self._stamps = np.zeros(lds_words, np.uint32)
+        self._shadow = np.zeros(lds_words if watched else 0, native.SHADOW)
         self._waves = aligned_empty(bound.wave_bytes * num_waves)
         self.visits = np.zeros(bound.num_blocks, np.uint64)
         self._runtime = runtime
@@ -385,6 +437,7 @@ class _Worker:
             lds=self._lds.ctypes.data,
             waves=self._waves.ctypes.data,
             lds_stamps=self._stamps.ctypes.data,
+            shadow=self._shadow.ctypes.data if watched else None,
             visits=self.visits.ctypes.data,
         )
 
@@ -437,6 +490,15 @@ def _describe(
         found.detail = f"it waits, but {fault.waves_ended} waves of the block have ended"
     elif kind == "step limit":
         found.detail = "the block has executed as many wave instructions as it may"
+    elif kind == "lds data race":
+        found.lane, found.buffer = fault.lane, "LDS"
+        found.address = found.distance = fault.address
+        found.size, found.other_pc, found.other_wave = fault.size, fault.other_pc, fault.other_wave
+        found.other_instruction = program.text_at(fault.other_pc)
+        found.detail = (
+            f"no barrier stands between this access of word {fault.address:#x} and the one of wave "
+            f"{fault.other_wave} at pc {fault.other_pc:#x} ({found.other_instruction})"
+        )
     elif kind != "trap":
         found.lane = fault.lane if fault.lane >= 0 else None
         found.address, found.size = fault.address, fault.size

@@ -37,7 +37,8 @@ class EmulationFault(EmulationError):
     ----------
     kind : str
         ``"global out of bounds"``, ``"write to read-only buffer"``, ``"lds out of bounds"``,
-        ``"misaligned"``, ``"unreached barrier"``, ``"step limit"`` or ``"trap"``.
+        ``"misaligned"``, ``"unreached barrier"``, ``"step limit"``, ``"trap"``,
+        ``"read of unwritten lds"`` or ``"lds data race"``.
     kernel : str
         Name of the kernel.
     pc : int
@@ -61,6 +62,8 @@ class EmulationFault(EmulationError):
         (negative before it); the offset into it where the access is inside.
     detail : str
         The rest of the story in words.
+    other_pc, other_instruction, other_wave : int, str, int, or None
+        Of a data race: the earlier access; `pc`, `instruction` and `wave` are the later one's.
     """
 
     kind: str
@@ -75,6 +78,9 @@ class EmulationFault(EmulationError):
     buffer: str | None = None
     distance: int | None = None
     detail: str = ""
+    other_pc: int | None = None
+    other_instruction: str | None = None
+    other_wave: int | None = None
 
     def __str__(self) -> str:
         place = f"block {self.block}, wave {self.wave}"

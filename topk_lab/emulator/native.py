@@ -32,6 +32,7 @@ from topk_lab.emulator.translation import Handler
 __all__ = [
     "LANE_MAP",
     "OPERATION",
+    "SHADOW",
     "Compiler",
     "Fault",
     "Launch",
@@ -84,6 +85,18 @@ OPERATION = np.dtype(
     ]
 )
 
+# struct shadow; all zero before the first block
+SHADOW = np.dtype(
+    [
+        ("written", "<u4"),
+        ("interval", "<u4"),
+        ("write", "<u4"),
+        ("read", "<u4", (2,)),
+        ("atomic", "<u4", (2,)),
+        ("reserved", "<u4"),
+    ]
+)
+
 # struct lane_map
 LANE_MAP = np.dtype([("source", "i1", (64,)), ("writable", "<u8"), ("zero_fill", "<u8")])
 
@@ -110,6 +123,8 @@ class Fault(ctypes.Structure):
         ("wave", ctypes.c_uint32),
         ("lane", ctypes.c_int32),
         ("waves_ended", ctypes.c_uint32),
+        ("other_pc", ctypes.c_uint32),
+        ("other_wave", ctypes.c_uint32),
     ]
 
 
@@ -135,6 +150,10 @@ class Launch(ctypes.Structure):
         ("user_scalars", ctypes.c_uint32 * 16),
         ("num_user_scalars", ctypes.c_uint32),
         ("block_id_scalars", ctypes.c_uint32),
+        ("lds_read_banks", ctypes.c_uint64),
+        ("block_counters", ctypes.c_void_p),
+        ("block_visits", ctypes.c_void_p),
+        ("num_basic_blocks", ctypes.c_uint64),
         ("next_block", ctypes.c_uint64),
         ("stop", ctypes.c_uint64),
     ]
@@ -331,15 +350,16 @@ class Runtime:
         self.addresses = np.array(addresses, np.uint64)
         self.counter_names = self._read_names("counter_names")
         self.worker_type = _worker_type(len(self.counter_names))
-        sizes = list((ctypes.c_uint64 * 6).in_dll(self._library, "struct_sizes"))
+        sizes = list((ctypes.c_uint64 * 7).in_dll(self._library, "struct_sizes"))
         expected = [
             OPERATION.itemsize,
             LANE_MAP.itemsize,
             *map(ctypes.sizeof, (Region, Launch, self.worker_type)),
+            SHADOW.itemsize,
         ]
-        if sizes[:5] != expected:
-            raise EmulationError(f"{library}: struct sizes are {sizes[:5]}, expected {expected}")
-        self.wave_header = sizes[5]
+        if sizes[:-1] != expected:
+            raise EmulationError(f"{library}: struct sizes are {sizes[:-1]}, expected {expected}")
+        self.wave_header = sizes[-1]
         self.run_blocks = self._library.run_blocks
         self.run_blocks.argtypes = [ctypes.c_void_p]
         self.run_blocks.restype = None
@@ -391,9 +411,11 @@ def _worker_type(num_counters: int) -> type[ctypes.Structure]:
             ("lds", ctypes.c_void_p),
             ("waves", ctypes.c_void_p),
             ("lds_stamps", ctypes.c_void_p),
+            ("shadow", ctypes.c_void_p),
             ("visits", ctypes.c_void_p),
             ("counters", ctypes.c_uint64 * num_counters),
             ("fault", Fault),
+            ("never_written", Fault),
             ("block", ctypes.c_uint64),
             ("steps", ctypes.c_uint64),
             ("pause_at", ctypes.c_uint64),
@@ -401,6 +423,8 @@ def _worker_type(num_counters: int) -> type[ctypes.Structure]:
             ("last_region", ctypes.c_uint64),
             ("stamp", ctypes.c_uint32),
             ("lane_flip", ctypes.c_uint32),
+            ("interval", ctypes.c_uint32),
+            ("first_interval", ctypes.c_uint32),
         ]
 
     return Worker

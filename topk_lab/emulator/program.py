@@ -13,6 +13,7 @@ import numpy as np
 
 from topk_lab.emulator import native
 from topk_lab.emulator.code_object import CodeObject, Kernel
+from topk_lab.emulator.counts import KINDS
 from topk_lab.emulator.disassembly import Instruction, disassemble
 from topk_lab.emulator.errors import UnsupportedKernel
 from topk_lab.emulator.translation import (
@@ -69,6 +70,23 @@ class Program:
         """Text of the instruction at byte offset `pc`."""
         place = int(np.searchsorted(self.pcs, pc, side="right")) - 1
         return self.texts.tobytes().decode().splitlines()[max(place, 0)]
+
+    def executed_kinds(self, visits: np.ndarray) -> dict[str, np.ndarray]:
+        """Wave instructions by kind, for each of several counts.
+
+        Parameters
+        ----------
+        visits : (n, num_blocks) uint64 array
+            Executions of each basic block.
+
+        Returns
+        -------
+        dict of str to (n,) int64 array
+        """
+        in_block = np.zeros((visits.shape[1], len(KINDS)), np.int64)
+        numbers = np.array([KINDS.index(kind) for kind in self.kinds])
+        np.add.at(in_block, (self.block_of, numbers[self.mnemonic_of]), self.times)
+        return dict(zip(KINDS, (visits.astype(np.int64) @ in_block).T, strict=True))
 
     def executed(self, visits: np.ndarray) -> dict[str, int]:
         """Wave instructions by mnemonic.

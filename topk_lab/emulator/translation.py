@@ -499,6 +499,13 @@ class _Kernel:
         self.emit(handler.name, dst, src, immediate=immediate, extra=extra, lane_map=lane_map)
 
 
+def _changes_exec(instruction: Instruction) -> bool:
+    """Whether other lanes may be active behind an instruction."""
+    name, operands, _ = _split(instruction.text)
+    written = operands[0] if operands else ""
+    return written.startswith("exec") or name.startswith("v_cmpx_") or name.endswith("exec_b64")
+
+
 def _leaders(instructions: Sequence[Instruction], handlers: Mapping[str, Handler]) -> set[int]:
     """The pcs at which basic blocks begin."""
     leaders = {instructions[0].pc}
@@ -537,20 +544,31 @@ def translate(
     kernel = _Kernel(handlers)
     result = kernel.result
     leaders = _leaders(instructions, handlers)
-    enter = handlers["step_enter"].number
+    enter, lanes_step = handlers["step_enter"].number, handlers["step_lanes"].number
+    counted: Operation | None = None  # where the next vector instruction's lanes are counted
     entries: dict[int, int] = {}
     for instruction in instructions:
         if instruction.pc in leaders:
             entries[instruction.pc] = len(result.operations)
-            result.operations.append(Operation(enter, instruction.pc, immediate=len(result.blocks)))
+            counted = Operation(enter, instruction.pc, immediate=len(result.blocks))
+            result.operations.append(counted)
             result.blocks.append(Counter())
-        result.blocks[-1][_ENCODING.sub("", instruction.mnemonic)] += 1
+        name = _ENCODING.sub("", instruction.mnemonic)
+        result.blocks[-1][name] += 1
+        handler = handlers.get(name.replace("v_cmpx_", "v_cmp_", 1))
+        if handler is not None and handler.kind == "valu":
+            if counted is None:
+                counted = Operation(lanes_step, instruction.pc)
+                result.operations.append(counted)
+            counted.extra = (0, counted.extra[1] + 1)
         try:
             kernel.instruction(instruction)
         except _Refused as refused:
             raise UnsupportedInstruction(
                 f"{kernel_name}+{instruction.pc:#x}: {instruction.text}: unsupported {refused}"
             ) from None
+        if _changes_exec(instruction):
+            counted = None
     kernel.pc = instructions[-1].pc
     kernel.emit("s_trap")  # never reached by code that ends
     for operation in result.operations:
@@ -562,5 +580,6 @@ def translate(
                 )
             operation.branch_target = entries[operation.branch_target]
         if operation.handler == enter:
-            operation.extra = (sum(result.blocks[operation.immediate].values()), 0)
+            length = sum(result.blocks[operation.immediate].values())
+            operation.extra = (length, operation.extra[1])
     return result

@@ -2,15 +2,11 @@
 
    Every access of an active lane is checked before any lane moves data. Operands: src[0] address,
    src[1] scalar base, src[2] and src[3] data. A wave may be preempted before any of them. */
-#include "state.h"
+#include "watch.h"
 
 #define HANDLER(name) static const struct op *do_##name(struct wave *w, const struct op *o)
 
 #define PREEMPTIBLE if (--w->slice < 0) return yield_at(w, o);
-
-#define FOR_EACH_SET(l, bits)                                                 \
-  for (uint64_t left_ = (bits); left_; left_ &= left_ - 1)                    \
-    for (int l = __builtin_ctzll(left_), once_ = 1; once_; once_ = 0)
 
 /* Conflicting accesses of one instruction happen in an order that a seed changes. */
 #define FOR_EACH_IN_ORDER(l, bits)                                            \
@@ -18,10 +14,6 @@
     for (uint32_t l = i_ ^ flip_, once_ = (uint32_t)((bits) >> l & 1); once_; once_ = 0)
 
 #define SIGNED(value) _Generic((value), uint32_t: (int32_t)(value), uint64_t: (int64_t)(value))
-
-static inline void count(struct wave *w, enum counter counter, uint64_t amount) {
-  w->worker->counters[counter] += amount;
-}
 
 static inline bool covers(const struct region *region, uint64_t address, uint64_t size) {
   return address >= region->begin && address <= region->end && size <= region->end - address;
@@ -55,6 +47,7 @@ static enum reach check_lanes(struct wave *w, const struct op *o, const uint64_t
       return FAULTED;
     }
   }
+  if (w->worker->launch->block_counters) count_scattered_lines(w, address, size, write);
   return SCATTERED;
 }
 
@@ -81,7 +74,10 @@ static enum reach reach_global(struct wave *w, const struct op *o, uint64_t *add
       difference |= address[l] ^ (address[0] + (uint64_t)l * size);
     if (!difference) {
       const struct region *region = region_of(worker, address[0], (uint64_t)LANES * size);
-      if (region && (region->writable || !write)) return LINEAR;
+      if (region && (region->writable || !write)) {
+        if (worker->launch->block_counters) count_linear_lines(w, address[0], LANES * size, write);
+        return LINEAR;
+      }
     }
   }
   /* Mostly one region serves all lanes. */
@@ -97,12 +93,13 @@ static enum reach reach_global(struct wave *w, const struct op *o, uint64_t *add
   }
   if (outside || (misaligned & (alignment - 1)))
     return check_lanes(w, o, address, size, alignment, write);
+  if (worker->launch->block_counters) count_scattered_lines(w, address, size, write);
   return SCATTERED;
 }
 
 /* Computes and checks LDS addresses, which wrap at 32 bits; false after a fault. */
 static bool reach_lds(struct wave *w, const struct op *o, uint32_t offset, uint32_t *address,
-                      uint32_t size, uint32_t alignment) {
+                      uint32_t size, uint32_t alignment, enum access access) {
   const uint64_t lds_bytes = w->worker->launch->lds_bytes;
   const uint32_t *base = at(w, o->src[0]), *active = active_lanes(w);
   uint32_t highest = 0, bits = 0;
@@ -112,7 +109,10 @@ static bool reach_lds(struct wave *w, const struct op *o, uint32_t offset, uint3
     highest = seen > highest ? seen : highest;
     bits |= seen;
   }
-  if ((uint64_t)highest + size <= lds_bytes && !(bits & (alignment - 1))) return true;
+  if ((uint64_t)highest + size <= lds_bytes && !(bits & (alignment - 1))) {
+    if (w->worker->launch->block_counters) count_bank_conflicts(w, address, size, access);
+    return !w->worker->shadow || watch_lds(w, o, address, size, access);
+  }
   FOR_EACH_SET(l, exec_of(w)) {
     if ((uint64_t)address[l] + size > lds_bytes)
       return fail(w, o, LDS_OUT_OF_BOUNDS, l, address[l], size);
@@ -271,7 +271,8 @@ static inline void set_register_uint64_t(uint32_t *d, int l, uint64_t value) {
   HANDLER(name) {                                                                       \
     PREEMPTIBLE                                                                         \
     ALIGNED_ADDRESSES(uint32_t);                                                        \
-    if (!reach_lds(w, o, (uint32_t)o->immediate, address, sizeof(T), ALIGNMENT(T))) return NULL; \
+    if (!reach_lds(w, o, (uint32_t)o->immediate, address, sizeof(T), ALIGNMENT(T),      \
+                   READ)) return NULL;                                                  \
     uint32_t *d = at(w, o->dst[0]);                                                     \
     FOR_EACH_SET(l, exec_of(w)) {                                                       \
       const T x = *(const T *)(w->worker->lds + address[l]);                            \
@@ -321,7 +322,8 @@ static inline void write_words(struct wave *w, const uint32_t *address, const ui
   HANDLER(name) {                                                                       \
     PREEMPTIBLE                                                                         \
     ALIGNED_ADDRESSES(uint32_t);                                                        \
-    if (!reach_lds(w, o, (uint32_t)o->immediate, address, 4 * (n), 4)) return NULL;     \
+    if (!reach_lds(w, o, (uint32_t)o->immediate, address, 4 * (n), 4,                   \
+                   READ)) return NULL;                                                  \
     read_words(w, address, at(w, o->dst[0]), n);                                        \
     return o + 1;                                                                       \
   }
@@ -332,8 +334,8 @@ static inline void write_words(struct wave *w, const uint32_t *address, const ui
   HANDLER(name) {                                                                       \
     PREEMPTIBLE                                                                         \
     uint32_t first[LANES], second[LANES];                                               \
-    if (!reach_lds(w, o, o->extra[0], first, 4 * (n), 4)) return NULL;                  \
-    if (!reach_lds(w, o, o->extra[1], second, 4 * (n), 4)) return NULL;                 \
+    if (!reach_lds(w, o, o->extra[0], first, 4 * (n), 4, READ)) return NULL;            \
+    if (!reach_lds(w, o, o->extra[1], second, 4 * (n), 4, READ)) return NULL;           \
     uint32_t *d = at(w, o->dst[0]);                                                     \
     read_words(w, first, d, n);                                                         \
     read_words(w, second, d + (n) * LANES, n);                                          \
@@ -344,7 +346,8 @@ static inline void write_words(struct wave *w, const uint32_t *address, const ui
   HANDLER(name) {                                                                       \
     PREEMPTIBLE                                                                         \
     ALIGNED_ADDRESSES(uint32_t);                                                        \
-    if (!reach_lds(w, o, (uint32_t)o->immediate, address, sizeof(T), ALIGNMENT(T))) return NULL; \
+    if (!reach_lds(w, o, (uint32_t)o->immediate, address, sizeof(T), ALIGNMENT(T),      \
+                   WRITE)) return NULL;                                                 \
     const uint32_t *s = at(w, o->src[2]);                                               \
     FOR_EACH_IN_ORDER(l, exec_of(w)) {                                                  \
       const uint32_t x = s[l];                                                          \
@@ -358,7 +361,8 @@ static inline void write_words(struct wave *w, const uint32_t *address, const ui
   HANDLER(name) {                                                                       \
     PREEMPTIBLE                                                                         \
     ALIGNED_ADDRESSES(uint32_t);                                                        \
-    if (!reach_lds(w, o, (uint32_t)o->immediate, address, 4 * (n), 4)) return NULL;     \
+    if (!reach_lds(w, o, (uint32_t)o->immediate, address, 4 * (n), 4,                   \
+                   WRITE)) return NULL;                                                 \
     write_words(w, address, at(w, o->src[2]), n);                                       \
     return o + 1;                                                                       \
   }
@@ -367,8 +371,8 @@ static inline void write_words(struct wave *w, const uint32_t *address, const ui
   HANDLER(name) {                                                                       \
     PREEMPTIBLE                                                                         \
     uint32_t first[LANES], second[LANES];                                               \
-    if (!reach_lds(w, o, o->extra[0], first, 4 * (n), 4)) return NULL;                  \
-    if (!reach_lds(w, o, o->extra[1], second, 4 * (n), 4)) return NULL;                 \
+    if (!reach_lds(w, o, o->extra[0], first, 4 * (n), 4, WRITE)) return NULL;           \
+    if (!reach_lds(w, o, o->extra[1], second, 4 * (n), 4, WRITE)) return NULL;          \
     write_words(w, first, at(w, o->src[2]), n);                                         \
     write_words(w, second, at(w, o->src[3]), n);                                        \
     return o + 1;                                                                       \
@@ -398,7 +402,8 @@ static inline void write_words(struct wave *w, const uint32_t *address, const ui
   HANDLER(name) {                                                                       \
     PREEMPTIBLE                                                                         \
     ALIGNED_ADDRESSES(uint32_t);                                                        \
-    if (!reach_lds(w, o, (uint32_t)o->immediate, address, sizeof(T), sizeof(T))) return NULL; \
+    if (!reach_lds(w, o, (uint32_t)o->immediate, address, sizeof(T), sizeof(T),         \
+                   ATOMIC)) return NULL;                                                \
     LDS_ATOMIC_LANES(T, , value, )                                                      \
     return o + 1;                                                                       \
   }                                                                                     \
@@ -408,7 +413,8 @@ static inline void write_words(struct wave *w, const uint32_t *address, const ui
   HANDLER(name) {                                                                       \
     PREEMPTIBLE                                                                         \
     ALIGNED_ADDRESSES(uint32_t);                                                        \
-    if (!reach_lds(w, o, (uint32_t)o->immediate, address, sizeof(T), sizeof(T))) return NULL; \
+    if (!reach_lds(w, o, (uint32_t)o->immediate, address, sizeof(T), sizeof(T),         \
+                   ATOMIC)) return NULL;                                                \
     const uint32_t *second = at(w, o->src[3] != ABSENT ? o->src[3] : o->src[2]);        \
     T before[LANES];                                                                    \
     LDS_ATOMIC_LANES(T, const T y = register_##T(second, l); (void)y;, value, before[l] = old;) \

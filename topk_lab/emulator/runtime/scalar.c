@@ -115,7 +115,14 @@ HANDLER(step_enter) {
   struct worker *worker = w->worker;
   ++worker->visits[o->immediate];
   worker->steps += o->extra[0];
+  worker->counters[valu_lanes] += o->extra[1] * (uint64_t)__builtin_popcountll(exec_of(w));
   return worker->steps < worker->pause_at ? o + 1 : yield_at(w, o + 1);
+}
+
+/* Stands where EXEC has changed within a basic block, before the vector instructions it counts for. */
+HANDLER(step_lanes) {
+  w->worker->counters[valu_lanes] += o->extra[1] * (uint64_t)__builtin_popcountll(exec_of(w));
+  return o + 1;
 }
 
 #undef SOP1
@@ -139,5 +146,6 @@ const struct entry scalar_entries[] = {
   ROW(s_endpgm, "branch", "")
   ROW(s_trap, "branch", "IGNORED")
   ROW(step_enter, "step", "")
+  ROW(step_lanes, "step", "")
   {NULL, NULL, NULL, NULL},
 };

@@ -73,6 +73,14 @@ static struct wave *choose(struct worker *worker, uint32_t num_waves, uint32_t l
   return NULL;
 }
 
+/* A read of what nothing wrote is reported at the barrier behind it: until then another wave may write
+   the word, which is a race and says more. It explains every other fault that it leads to. */
+static bool report_never_written(struct worker *worker) {
+  if (worker->never_written.kind == NO_FAULT || worker->fault.kind == LDS_RACE) return false;
+  worker->fault = worker->never_written;
+  return true;
+}
+
 static void fail_block(struct worker *worker, const struct wave *w, enum fault_kind kind,
                        uint32_t pc, uint32_t waves_ended) {
   worker->fault = (struct fault){.block = worker->block, .kind = kind, .pc = pc,
@@ -81,6 +89,8 @@ static void fail_block(struct worker *worker, const struct wave *w, enum fault_k
 
 /* All live waves wait at a barrier. It opens only if no wave has ended without it. */
 static bool open_barrier(struct worker *worker, uint32_t num_waves, uint32_t live) {
+  if (report_never_written(worker)) return false;
+  ++worker->interval;
   for (uint32_t i = 0; i < num_waves; ++i) {
     struct wave *w = wave_at(worker, i);
     if (w->state != WAITING) continue;
@@ -103,6 +113,8 @@ static bool run_block(struct worker *worker, uint64_t block) {
   worker->block = block;
   worker->steps = 0;
   worker->lane_flip = 0;
+  worker->first_interval = ++worker->interval;
+  worker->never_written.kind = NO_FAULT;
   worker->random = (launch->seed + 1) * UINT64_C(0x9e3779b97f4a7c15) ^ (block + 1);
   fill_with_garbage((uint32_t *)worker->lds, (launch->lds_bytes + 3) / 4,
                     (uint32_t)next_random(worker));
@@ -124,15 +136,32 @@ static bool run_block(struct worker *worker, uint64_t block) {
     worker->pause_at = worker->steps + STEPS_PER_TURN;
     if (worker->pause_at > launch->step_limit) worker->pause_at = launch->step_limit;
     for (const struct op *o = w->pc; o;) o = o->run(w, o);
-    if (worker->fault.kind != NO_FAULT) return false;
+    if (worker->fault.kind != NO_FAULT) {
+      report_never_written(worker);
+      return false;
+    }
     if (worker->steps >= launch->step_limit) {
       fail_block(worker, w, STEP_LIMIT, w->pc->pc, num_waves - live);
+      report_never_written(worker);
       return false;
     }
     if (w->state == ENDED) --live;
     last = w->state == READY ? w->index + 1 : w->index;
   }
-  return true;
+  return !report_never_written(worker);
+}
+
+/* Runs a block and keeps its counts apart. */
+static bool run_counted_block(struct worker *worker, uint64_t block) {
+  struct launch *launch = worker->launch;
+  if (!launch->block_counters) return run_block(worker, block);
+  uint64_t before[COUNTER_COUNT];
+  memcpy(before, worker->counters, sizeof before);
+  worker->visits = launch->block_visits + block * launch->num_basic_blocks;
+  const bool done = run_block(worker, block);
+  for (int i = 0; i < COUNTER_COUNT; ++i)
+    launch->block_counters[block * COUNTER_COUNT + i] = worker->counters[i] - before[i];
+  return done;
 }
 
 /* Runs blocks until none is left or some worker has faulted. */
@@ -144,7 +173,7 @@ void run_blocks(struct worker *worker) {
   while (!__atomic_load_n(&launch->stop, __ATOMIC_RELAXED)) {
     const uint64_t turn = __atomic_fetch_add(&launch->next_block, 1, __ATOMIC_RELAXED);
     if (turn >= launch->num_blocks) break;
-    if (!run_block(worker, launch->block_order ? launch->block_order[turn] : turn))
+    if (!run_counted_block(worker, launch->block_order ? launch->block_order[turn] : turn))
       __atomic_store_n(&launch->stop, 1, __ATOMIC_RELAXED);
   }
   fesetenv(&caller);
@@ -161,4 +190,4 @@ const char *const counter_names[] = {
 
 const uint64_t struct_sizes[] = {sizeof(struct op), sizeof(struct lane_map), sizeof(struct region),
                                  sizeof(struct launch), sizeof(struct worker),
-                                 sizeof(struct wave)};
+                                 sizeof(struct shadow), sizeof(struct wave)};

@@ -70,7 +70,9 @@ enum fault_kind {
   MISALIGNED,
   UNREACHED_BARRIER,
   STEP_LIMIT,
-  TRAP
+  TRAP,
+  LDS_NEVER_WRITTEN,
+  LDS_RACE
 };
 
 struct fault {
@@ -82,13 +84,19 @@ struct fault {
   uint32_t wave;
   int32_t lane;  /* -1: the whole wave */
   uint32_t waves_ended;
+  uint32_t other_pc, other_wave;  /* of a race: the earlier access */
 };
 
-/* Events that the count of executed instructions does not give. */
+/* Events that the count of executed instructions does not give; from global_lines_64_read on, only a
+   full count has them. */
 #define COUNTERS(X)                                                            \
+  X(valu_lanes)                                                                \
   X(global_bytes_read) X(global_bytes_written) X(global_atomic_lanes)          \
   X(scalar_bytes_read) X(lds_lanes_read) X(lds_lanes_written)                  \
-  X(lds_atomic_lanes) X(lds_atomic_serialized_lanes)
+  X(lds_atomic_lanes) X(lds_atomic_serialized_lanes)                           \
+  X(global_lines_64_read) X(global_lines_128_read)                             \
+  X(global_lines_64_written) X(global_lines_128_written)                       \
+  X(lds_bank_conflict_cycles)
 
 enum counter {
 #define COUNTER_INDEX(name) name,
@@ -117,25 +125,45 @@ struct launch {
   uint32_t user_scalars[16];
   uint32_t num_user_scalars;
   uint32_t block_id_scalars;    /* bits 0..2: x, y, z follow the user scalars */
+  uint64_t lds_read_banks;      /* 32 or 64 */
+  uint64_t *block_counters;     /* (num_blocks, COUNTER_COUNT); NULL unless the count is full */
+  uint64_t *block_visits;       /* (num_blocks, num_basic_blocks); NULL unless the count is full */
+  uint64_t num_basic_blocks;
   uint64_t next_block;          /* shared cursor into the block order */
   uint64_t stop;                /* a worker has faulted */
 };
+
+/* Who touched a word of LDS since the last barrier. An access is named by its pc, moved by one
+   instruction so that 0 is nobody, with the wave in the four bits that this leaves free. Two readers
+   and two atomic accesses are enough: of two different waves one is not the next one's own. */
+struct shadow {
+  uint32_t written;      /* interval of the last write; older than the block: nothing wrote it */
+  uint32_t interval;     /* that the accesses below belong to */
+  uint32_t write, read[2], atomic[2];
+  uint32_t reserved;
+};
+
+enum access { READ, WRITE, ATOMIC };
 
 /* What one host thread owns. */
 struct worker {
   struct launch *launch;
   uint8_t *lds;
   uint8_t *waves;
-  uint32_t *lds_stamps;         /* per LDS word: the last atomic instruction that touched it */
+  uint32_t *lds_stamps;         /* per LDS word: the last instruction, or phase, that touched it */
+  struct shadow *shadow;        /* per LDS word; NULL: LDS is not watched */
   uint64_t *visits;             /* executions of each basic block */
   uint64_t counters[COUNTER_COUNT];
   struct fault fault;
+  struct fault never_written;   /* the first such read since the last barrier; reported there */
   uint64_t block;
   uint64_t steps, pause_at;
   uint64_t random;
   uint64_t last_region;
   uint32_t stamp;
   uint32_t lane_flip;           /* lane order of conflicting accesses: lane i ^ lane_flip */
+  uint32_t interval;            /* between two barriers */
+  uint32_t first_interval;      /* of the block */
 };
 
 /* A row of a handler table: the mnemonic without encoding suffix, what it counts as, its operands in
