@@ -257,3 +257,48 @@ def test_module_and_command_are_one():
         [sys.executable, "-m", "topk_lab", "--version"], capture_output=True, text=True, check=True
     )
     assert done.stdout.startswith("topk-lab, version 0.1.0")
+
+
+def test_select_never_overwrites_what_it_reads(logits_file, tmp_path):
+    before = logits_file.read_bytes()
+    link = tmp_path / "link.npy"
+    link.symlink_to(logits_file)
+    for out in (logits_file, link, tmp_path / "." / "logits.npy"):
+        assert refused(
+            call("select", logits_file, "--k", 5, "--out", out), "--out must not be the file of"
+        )
+    assert logits_file.read_bytes() == before
+
+
+def test_select_leaves_no_part_of_a_file(logits_file, tmp_path):
+    folder = tmp_path / "folder.npy"
+    folder.mkdir()
+    assert refused(call("select", logits_file, "--k", 5, "--out", folder), "folder.npy")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["folder.npy", "logits.npy"]
+
+
+def test_archives_and_broken_pickles_are_refused(tmp_path):
+    np.savez(tmp_path / "archive.npz", a=np.zeros(3))
+    (tmp_path / "archive.npz").rename(tmp_path / "archive.npy")
+    (tmp_path / "short.pt").write_bytes(b"\x80\x02.")
+    for name in ("archive.npy", "short.pt"):
+        out = tmp_path / "out.npy"
+        assert refused(
+            call("select", tmp_path / name, "--k", 1, "--out", out), "logits must hold one"
+        )
+
+
+def test_asking_nothing_is_no_success():
+    assert refused(
+        call("verify", "--cases", "neg-inf-rule", "--variant", "reference"), "asks nothing"
+    )
+    done = call("verify", "--cases", "neg-inf-rule", "--variant", "vllm_k512[]")
+    assert "2 of 2 checks as due" in done.stdout
+
+
+def test_records_go_to_no_file_that_is_in_the_way(tmp_path):
+    (tmp_path / "taken").write_text("mine")
+    done = call("verify", "--cases", "one-d-lengths", "--record", tmp_path / "taken")
+    assert done.exit_code == 2
+    assert done.stderr.count("\n") == 1
+    assert (tmp_path / "taken").read_text() == "mine"

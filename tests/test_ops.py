@@ -97,8 +97,8 @@ def test_promises_that_a_variant_lacks_are_refused_with_those_that_have_them():
 @pytest.mark.parametrize(
     ("variant", "message"),
     [
-        ("fast", "variant must be one of auto, reference, .*, got 'fast'"),
-        ("reference[fits_rule=true]", "variant must be one of auto"),
+        ("fast", "variant must be one of reference, .*, got 'fast'"),
+        ("reference[fits_rule=true]", "variant must be one of reference"),
         ("vllm_k512[final_pad=neg_flt_max]", "for study only"),
         ("vllm_k512[final_order=radix_sort]", "is not compiled"),
     ],
@@ -256,3 +256,57 @@ def test_values_are_the_logits_of_the_indices():
     assert torch.equal(values, logits.gather(1, indices.long()))
     assert values.dtype is torch.float32
     assert indices.dtype is torch.int32
+
+
+def test_parameters_are_checked_for_shared_memory_too():
+    logits = rows(2, 60)
+    out = torch.nn.Parameter(torch.zeros(2, 5, dtype=torch.int32), requires_grad=False)
+    with pytest.raises(ValueError, match="out must not share memory with values_out"):
+        topk_lab.topk(logits, 5, out=out, values_out=out.data.view(torch.float32))
+    held = torch.nn.Parameter(logits)
+    with pytest.raises(ValueError, match="out must not share memory with logits"):
+        topk_lab.topk(held, 5, out=held.detach().view(torch.int32)[:, :5])
+
+
+def test_a_parameter_whose_memory_moves_is_read_where_it_is():
+    logits = rows(2, 600)
+    out = torch.nn.Parameter(torch.zeros(2, 5, dtype=torch.int32), requires_grad=False)
+    for _ in range(3):
+        out.data = torch.full((2, 5), -777, dtype=torch.int32)
+        topk_lab.topk(logits, 5, out=out)
+        topk_lab.assert_exact(logits, out.data)
+
+
+def test_outputs_that_autograd_or_inference_would_refuse_are_refused_first():
+    logits = rows(2, 60)
+    out = torch.full((2, 5), -777, dtype=torch.int32)
+    with pytest.raises(ValueError, match="values_out must not require a gradient"):
+        topk_lab.topk(logits, 5, out=out, values_out=torch.zeros(2, 5, requires_grad=True))
+    with torch.inference_mode():
+        sealed = torch.zeros(2, 5)
+    with pytest.raises(ValueError, match="values_out must not be an inference tensor"):
+        topk_lab.topk(logits, 5, out=out, values_out=sealed)
+    assert (out == -777).all()
+
+
+def test_lazily_negated_logits_are_refused_whatever_was_called_before():
+    logits = rows(2, 60)
+    topk_lab.topk(logits, 5)
+    with pytest.raises(TypeError, match="lazily negated"):
+        topk_lab.topk(torch._neg_view(logits), 5)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ((-1, 20_000, 512, "vllm_k512"), ValueError, "num_rows must be at least 1"),
+        ((1, 2**31, 512, "vllm_generic"), ValueError, "num_cols must be at most 2147483647"),
+        (("2", 8, 1), TypeError, "num_rows must be an int"),
+        ((2, 8, True), TypeError, "k must be an int"),
+        ((2, 8, 1, "auto", "nope"), ValueError, "device must name a torch device, got 'nope'"),
+        ((2, 8, 1, "auto", []), ValueError, r"device must name a torch device, got \[\]"),
+    ],
+)
+def test_workspace_size_refuses_what_is_no_shape(arguments, error, message):
+    with pytest.raises(error, match=message):
+        topk_lab.workspace_size(*arguments)

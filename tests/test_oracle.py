@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from topk_lab import workloads
-from topk_lab.contract import KINDS, UNWRITTEN, assert_exact, find_violations
+from topk_lab.contract import KINDS, UNWRITTEN, assert_exact, find_violations, row_ends_from
 from topk_lab.contract import oracle as oracle_module
 
 QUICK = settings(max_examples=150, deadline=None, derandomize=True, database=None)
@@ -728,3 +728,17 @@ def test_assert_exact_lists_the_first_violations():
         "  row 4: wrong_values: 2.0 at index 2 chosen, 7.0 at index 7 left out",
         "  and 10 more",
     ]
+
+
+def test_lengths_at_the_ends_of_int64_do_not_wrap():
+    zeros = np.zeros((1, 4), np.float32)
+    full = find_violations(
+        zeros, np.array([[-1, -1]], np.int32), row_ends=np.array([2**63], np.uint64)
+    )
+    assert [violation.kind for violation in full] == ["missing"]
+    lowest = {"seq_lens": np.array([-(2**63)]), "next_n": 2}
+    rows = np.zeros((2, 4), np.float32)
+    filled = find_violations(rows, np.array([[0, 1], [-1, -1]], np.int32), **lowest)
+    assert filled
+    assert find_violations(rows, np.full((2, 2), -1, np.int32), **lowest) == []
+    assert row_ends_from(**lowest).tolist() == [0, 0]

@@ -120,7 +120,7 @@ def test_variant_text_round_trips_with_its_changes():
         ("vllm_k512[fits_rule=0]", "policy field fits_rule must be true or false, got '0'"),
         ("vllm_k512[capacity=1]", "policy field must be one of .*, got 'capacity=1'"),
         ("vllm_k512[final_pad=zero]", "policy field final_pad must be one of after_all, "),
-        ("vllm_k512[final_capacity=-1]", "must be a whole number, got '-1'"),
+        ("vllm_k512[final_capacity=-1]", "must be a whole number up to 1048576, got '-1'"),
         ("vllm_k512[fits_rule=true", r"variant must read name\[field=value,...\]"),
     ],
 )

@@ -26,7 +26,7 @@ def _refusals() -> tuple[type[Exception], ...]:
     from topk_lab.toolchain import ToolchainError
 
     return (
-        *(ValueError, TypeError, FileNotFoundError),
+        *(ValueError, TypeError, OSError, MemoryError),
         *(CodeObjectError, DriverError, EmulationError, NotebookError, ToolchainError),
     )
 
@@ -130,12 +130,16 @@ def _load_array(path: Path, name: str) -> Any:
         raise FileNotFoundError(f"{name} must be a .npy or .pt file, found no file {path}")
     if path.suffix == ".npy":
         try:
-            return np.load(path, allow_pickle=False)
-        except (ValueError, EOFError) as error:
+            array = np.load(path, allow_pickle=False)
+        except (OSError, MemoryError):
+            raise
+        except Exception as error:  # a foreign file fails in as many ways as there are bytes
             raise ValueError(f"{name} must hold one array, got {path.name}: {error}") from error
+        if not isinstance(array, np.ndarray):
+            raise ValueError(f"{name} must hold one array, got an archive named {path.name}")
+        return array
     if path.suffix != ".pt":
         raise ValueError(f"{name} must be a .npy or .pt file, got {path.name}")
-    import pickle
     import warnings
 
     import torch
@@ -145,13 +149,17 @@ def _load_array(path: Path, name: str) -> Any:
             # What torch has to say about a foreign pickle is said by the refusal below.
             warnings.simplefilter("ignore")
             tensor = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError) as error:
+    except (OSError, MemoryError):
+        raise
+    except Exception as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise ValueError(f"{name} must hold one tensor, got {path.name}: {reason}") from error
     if not isinstance(tensor, torch.Tensor):
         raise ValueError(f"{name} must hold one tensor, got {type(tensor).__name__}")
     if tensor.dtype not in (torch.float32, torch.int32):
         raise TypeError(f"{name} must be float32 or int32, got {tensor.dtype}")
+    if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_neg():
+        raise TypeError(f"{name} must be a plain dense tensor, got another kind in {path.name}")
     return tensor.detach().numpy()
 
 
@@ -182,6 +190,9 @@ def select(
         raise ValueError(f"--out must be a .npy file, got {out.name}")
     if not out.parent.is_dir():
         raise FileNotFoundError(f"--out must lie in a folder that is there, got {out}")
+    for name, source in (("logits", logits), ("row_ends", row_ends)):
+        if source is not None and source.exists() and out.exists() and out.samefile(source):
+            raise ValueError(f"--out must not be the file of the {name}, got {out.name} for both")
     _targets(target)
     rows = _load_array(logits, "logits")
     ends = None if row_ends is None else _load_array(row_ends, "row_ends")
@@ -201,7 +212,13 @@ def select(
     if violations:
         click.echo(f"topk-lab: {outcome.variant} on {target} is wrong: {violations[0]}", err=True)
         raise click.exceptions.Exit(FAILED)
-    np.save(out, outcome.indices)
+    part = out.with_name(f".{out.name}.part")
+    try:
+        with part.open("wb") as file:
+            np.save(file, outcome.indices)
+        part.replace(out)
+    finally:
+        part.unlink(missing_ok=True)
     click.echo(
         f"{outcome.variant} on {target}: {rows.shape[0]} rows of {rows.shape[1]}, k {k}, exact; "
         f"wrote {out.name} {outcome.indices.shape} int32"
@@ -225,6 +242,8 @@ def verify(variant: str, target: str, names: str, seed: int | None, record: Path
         for name in wanted
         for check in verifying.checks(name, variant, one_target, seed)
     ]
+    if not planned:
+        raise ValueError(f"cases must ask something of {variant} on {target}, {names} asks nothing")
     for one_target in {check.target for check in planned}:
         _require_usable(one_target)
     recorder = None if record is None else verifying.recorder(record, _targets(target))
@@ -306,6 +325,8 @@ def bench(experiment: str, axes: tuple[str, ...], shard: str, resume: bool, out:
     )
     recorder = results.Recorder(out, run_info)
     if experiment.replace("-", "_") == "host_overhead":
+        if axes or resume or shard != "1/1":
+            raise ValueError("host_overhead must be run whole, got --axis, --shard or --resume")
         benching.host_overhead(recorder, say=click.echo)
         return
     recorded = benching.run(

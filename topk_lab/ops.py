@@ -14,7 +14,8 @@ import torch
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from topk_lab import driver, plans, registry, schedules
-from topk_lab.contract import Call, check_call, check_workspace, live_bounds
+from topk_lab.contract import MAX_COLUMNS, Call, check_call, check_workspace, live_bounds
+from topk_lab.contract.words import INT32_MAX, positive_int
 from topk_lab.reference import exact, vllm
 
 __all__ = ["topk", "torch_select", "workspace_size"]
@@ -152,13 +153,17 @@ def _stream(index: int) -> int:
 # Repeated calls on the same memory, as a decode loop makes them, skip the checks: they take longer
 # than a launch. A table is dropped as a whole when it is full.
 _MOST_CALLS = 4096
+_MEMORY_TYPES = (torch.Tensor, torch.nn.Parameter)
 
 
 def _identity(value: object) -> object:
     """All that a check looks at: a tensor's memory included, and 1 told from True and 1.0."""
-    if type(value) is not torch.Tensor:
-        return type(value), value
-    return value.data_ptr(), value.shape, value.stride(), value.dtype, value.get_device()
+    if type(value) in _MEMORY_TYPES:
+        where = value.data_ptr(), value.shape, value.stride(), value.dtype, value.get_device()
+        return (*where, value.is_neg())
+    if isinstance(value, torch.Tensor):
+        raise TypeError("another kind of tensor")
+    return type(value), value
 
 
 def _recall(table: dict[tuple, Any], arguments: tuple) -> tuple[tuple | None, Any]:
@@ -166,7 +171,7 @@ def _recall(table: dict[tuple, Any], arguments: tuple) -> tuple[tuple | None, An
     try:
         key = tuple([_identity(value) for value in arguments])
         return key, table.get(key)
-    except (TypeError, RuntimeError):  # unhashable, or a tensor without memory
+    except (TypeError, RuntimeError):  # unhashable, or a tensor without memory of its own
         return None, None
 
 
@@ -322,7 +327,7 @@ def topk(
         *(out, values_out, return_values, workspace),
     )
     # Compiled and fake calls have tensors without memory, which say nothing of the next call's.
-    real = type(logits) is torch.Tensor and not torch.compiler.is_compiling()
+    real = not torch.compiler.is_compiling()
     key, resolved = _recall(_resolved, arguments) if real else (None, None)
     if resolved is None:
         resolved = _resolve(*arguments)
@@ -405,13 +410,18 @@ def _resolve(
         values_out is not None or not return_values
     )
     device_call = None
-    real = type(logits) is torch.Tensor and not torch.compiler.is_compiling()
+    real = type(logits) in _MEMORY_TYPES and not torch.compiler.is_compiling()
     if complete and real and logits.is_cuda:
         device_call = _plan_device_call(
             logits, call.lengths, row_starts, call.next_n, call.k, variant, tie_break, order,
             out, values_out, workspace,
         )  # fmt: skip
     return _Resolved(variant, call.next_n, call.k, required, device_call)
+
+
+def _size(name: str, value: object) -> int:
+    """A dimension of the logits."""
+    return positive_int(name, value, MAX_COLUMNS) if value != 0 else 0
 
 
 def workspace_size(
@@ -434,10 +444,17 @@ def workspace_size(
 
     Raises
     ------
-    ValueError
-        A shape that the variant does not take.
+    TypeError, ValueError
+        Not a size, a device or a variant, or a shape that the variant does not take.
     """
-    place = torch.device(device or "cpu")
+    num_rows, num_cols = (
+        _size(name, value) for name, value in (("num_rows", num_rows), ("num_cols", num_cols))
+    )
+    k = positive_int("k", k, INT32_MAX)
+    try:
+        place = torch.device("cpu" if device is None else device)
+    except (RuntimeError, TypeError) as error:
+        raise ValueError(f"device must name a torch device, got {device!r}") from error
     if variant == "auto":
         variant = _default_variant(place, num_rows, num_cols, k)
     _refuse_variant(variant, place, "any", "any")

@@ -226,7 +226,7 @@ def plan(variant: str, shape: Shape, *, study: bool = False, traced: bool = Fals
         raise ValueError(f"num_rows must be at most {MAX_ROWS}, got {shape.num_rows}")
     chosen.refuse_unsound(study)
     if chosen.ablation is None:
-        raise ValueError(f"variant {chosen} is not compiled; only topk_lab.trace runs it")
+        raise ValueError(f"variant {chosen} is not compiled; it runs on target numba only")
 
     splits = max_splits(chosen.name, shape.num_rows, shape.num_cols)
     slots = shape.num_rows * splits * shape.k

@@ -108,7 +108,7 @@ def resolve(variant: str, *, tie_break: str = "any", order: str = "any") -> Vari
     name, bracket, _ = variant.partition("[")
     info = VARIANTS.get(name)
     if info is None or (bracket and name not in schedules.POLICIES):
-        raise ValueError(f"variant must be one of auto, {', '.join(VARIANTS)}, got {variant!r}")
+        raise ValueError(f"variant must be one of {', '.join(VARIANTS)}, got {variant!r}")
     for name, wanted, field in (("tie_break", tie_break, "tie_breaks"), ("order", order, "orders")):
         if wanted not in getattr(info, field):
             able = [other.name for other in VARIANTS.values() if wanted in getattr(other, field)]

@@ -123,7 +123,8 @@ def reproduce(
         if not state.usable:
             raise ValueError(f"target {target} is not usable: {state.reason}; fix: {state.fix}")
     records_dir = out_dir / "records"
-    shutil.rmtree(records_dir, ignore_errors=True)
+    for earlier in records_dir.rglob("*.jsonl"):
+        earlier.unlink()
     recorder = verify.recorder(records_dir, chosen)
     stages: list[tuple[str, float]] = []
     failures: list[str] = []

@@ -34,6 +34,7 @@ RANK_COUNT_LIMIT = 128
 GENERIC_SPLIT_COLUMNS = 200_000
 GENERIC_RANK_COUNT_COLUMNS = 12_288
 GENERIC_SPLITS = 10
+MOST_OF_A_FIELD = 1024 * KIBI  # what a policy of a twin may hold
 K512_MAX_ROWS = 384
 K512_MAX_COLUMNS = 1024 * KIBI
 
@@ -183,8 +184,10 @@ def _field_value(name: str, text: str) -> object:
             raise ValueError(f"policy field {name} must be true or false, got {text!r}")
         return text == "true"
     if isinstance(default, int):
-        if not text.isdecimal():
-            raise ValueError(f"policy field {name} must be a whole number, got {text!r}")
+        if not text.isdecimal() or len(text) > 9 or not 0 <= int(text) <= MOST_OF_A_FIELD:
+            raise ValueError(
+                f"policy field {name} must be a whole number up to {MOST_OF_A_FIELD}, got {text!r}"
+            )
         return int(text)
     allowed = {"final_pad": FINAL_PADS, "final_order": FINAL_ORDERS}[name]
     if text not in allowed:
@@ -207,9 +210,13 @@ def parse_variant(text: str) -> Variant:
 
     Raises
     ------
+    TypeError
+        Not a string.
     ValueError
         Unknown name or field, or a value that the field does not take.
     """
+    if not isinstance(text, str):
+        raise TypeError(f"variant must be a str, got {type(text).__name__}")
     name, bracket, rest = text.partition("[")
     if name not in POLICIES:
         raise ValueError(f"variant must be one of {', '.join(POLICIES)}, got {text!r}")

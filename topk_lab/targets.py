@@ -16,6 +16,8 @@ import numpy as np
 
 from topk_lab import code_objects, plans, registry, schedules
 from topk_lab.contract import UNWRITTEN, live_bounds
+from topk_lab.contract.words import INT32_MAX, dtype_name, positive_int, type_name
+from topk_lab.driver import DriverError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -325,13 +327,21 @@ def run(
         The device can't be used, or refused.
     """
     info = registry.resolve(variant)
-    if logits.dtype != np.float32:
-        raise TypeError(f"logits must be float32, got {logits.dtype}")
-    if logits.ndim != 2 or (logits.strides[1] != 4 and logits.shape[1] > 1):
-        raise ValueError(
-            "logits must have shape (num_rows, num_cols), contiguous in the last dimension, "
-            f"got shape {logits.shape} and strides {logits.strides} bytes"
-        )
+    _check_logits(logits)
+    k = positive_int("k", k, INT32_MAX)
+    if seed is not None:
+        seed = positive_int("seed", seed) if seed != 0 else 0
+    for name, lengths in (
+        ("row_ends", row_ends),
+        ("row_starts", row_starts),
+        ("seq_lens", seq_lens),
+    ):
+        if lengths is not None and getattr(lengths, "dtype", None) != np.int32:
+            raise TypeError(f"{name} must be an int32 ndarray, got {dtype_name(lengths)}")
+    # Refuses shapes and combinations; what runs on a target clamps for itself.
+    starts, ends = live_bounds(
+        *logits.shape, row_ends=row_ends, row_starts=row_starts, seq_lens=seq_lens, next_n=next_n
+    )
     if target not in TARGETS:
         raise ValueError(f"target must be one of {', '.join(TARGETS)}, got {target!r}")
     if target not in info.targets:
@@ -339,16 +349,14 @@ def run(
             f"target must be one of {', '.join(info.targets)} for {info.name}, got {target!r}"
         )
     if target in ("numba", "torch"):
-        return _run_twin(
-            variant, logits, k, row_ends, row_starts, seq_lens, next_n, values, traced, study
-        )
+        return _run_twin(variant, logits, k, starts, ends, values, traced, study)
     num_rows, num_cols = logits.shape
     lengths, lengths_next_n = _lengths(num_rows, num_cols, row_ends, seq_lens, next_n)
     shape = plans.Shape(
         num_rows=num_rows,
         num_cols=num_cols,
         k=k,
-        row_stride=logits.strides[0] // 4,
+        row_stride=logits.strides[0] // 4 if logits.size else 0,
         indices_stride=k,
         values_stride=k if values else None,
         next_n=lengths_next_n,
@@ -371,6 +379,9 @@ def run(
         steps = arrays["trace"] = np.zeros(plan.trace_shape, TRACE_STEP)
         steps["step"] = -1
     if target in DEVICE_TARGETS:
+        state = status(target)
+        if not state.usable:
+            raise DriverError(state.reason, state.fix)
         code, counts = _launch(target, plan, arrays), []
     else:
         code, counts = _emulate(target, plan, arrays, seed)
@@ -388,6 +399,27 @@ def run(
         code=code,
         counts=tuple(counts),
     )
+
+
+def _check_logits(logits: np.ndarray) -> None:
+    """Refuse what a kernel can't walk: rows are float32, whole elements apart, and go forward."""
+    if not isinstance(logits, np.ndarray):
+        raise TypeError(f"logits must be an ndarray, got {type_name(logits)}")
+    if logits.dtype != np.float32:
+        raise TypeError(f"logits must be float32, got {logits.dtype}")
+    if logits.ndim != 2:
+        raise ValueError(f"logits must have shape (num_rows, num_cols), got {logits.shape}")
+    row_stride, column_stride = logits.strides
+    if logits.size and (
+        (column_stride != 4 and logits.shape[1] > 1)
+        or row_stride < 0
+        or row_stride % 4
+        or not logits.flags.aligned
+    ):
+        raise ValueError(
+            "logits must be aligned, contiguous in the last dimension, with a row stride of whole "
+            f"elements that is not negative, got strides {logits.strides} bytes"
+        )
 
 
 def _lengths(
@@ -415,17 +447,12 @@ def _run_twin(
     variant: str,
     logits: np.ndarray,
     k: int,
-    row_ends: np.ndarray | None,
-    row_starts: np.ndarray | None,
-    seq_lens: np.ndarray | None,
-    next_n: int,
+    starts: np.ndarray,
+    ends: np.ndarray,
     values: bool,
     traced: bool,
     study: bool,
 ) -> Outcome:
-    starts, ends = live_bounds(
-        *logits.shape, row_ends=row_ends, row_starts=row_starts, seq_lens=seq_lens, next_n=next_n
-    )
     num_rows = logits.shape[0]
     splits = np.zeros(num_rows, np.int64)
     steps = None

@@ -251,7 +251,9 @@ def checks(experiment: str, variant: str, target: str, seed: int | None = None) 
             f"target must be one of {', '.join(info.targets)} for {info.name}, got {target!r}"
         )
     if info.name in schedules.POLICIES:
-        schedules.parse_variant(variant).refuse_unsound(study=False)
+        parsed = schedules.parse_variant(variant)
+        parsed.refuse_unsound(study=False)
+        variant = str(parsed)
     found = list(EXPERIMENTS[name](variant, target, seed))
     if seed is None:
         return found

@@ -130,10 +130,8 @@ def check_call(
         raise ValueError(
             f"logits must span less than 2**63 bytes, got {num_rows} rows of stride {row_stride}"
         )
-    k = positive_int("k", k)
-    if k > INT32_MAX:
-        raise ValueError(f"k must be at most {INT32_MAX}, got {k}")
-    next_n = positive_int("next_n", next_n)
+    k = positive_int("k", k, INT32_MAX)
+    next_n = positive_int("next_n", next_n, INT32_MAX)
     check_word("tie_break", tie_break, TIE_BREAKS)
     check_word("order", order, ORDERS)
 
@@ -219,6 +217,8 @@ def _check_tensor(name: str, value: Any, dtype: str, device: Any = None) -> None
         raise TypeError(f"{name} must be a dense tensor, got layout {value.layout}")
     if value.dtype is not getattr(torch, dtype):
         raise TypeError(f"{name} must be {dtype}, got {dtype_name(value)}")
+    if not torch.compiler.is_compiling() and value.is_neg():
+        raise TypeError(f"{name} must hold its values in memory, got a lazily negated view")
     if device is not None and value.device != device:
         raise TypeError(f"{name} must be on the device of logits, {device}, got {value.device}")
 
@@ -230,11 +230,18 @@ def _check_lengths(name: str, value: Any, device: Any) -> None:
 
 
 def _check_output(name: str, value: Any, dtype: str, device: Any, num_rows: int, k: int) -> None:
+    import torch
+
     _check_tensor(name, value, dtype, device)
     if tuple(value.shape) != (num_rows, k):
         raise ValueError(
             f"{name} must have shape (num_rows, k) = ({num_rows}, {k}), got {tuple(value.shape)}"
         )
+    if value.requires_grad:
+        raise ValueError(f"{name} must not require a gradient, got one that does")
+    eager = not torch.compiler.is_compiling()
+    if eager and value.is_inference() and not torch.is_inference_mode_enabled():
+        raise ValueError(f"{name} must not be an inference tensor outside of inference mode")
     row_stride, column_stride = value.stride()
     if column_stride != 1 and k > 1 and num_rows > 0:
         raise ValueError(
@@ -258,7 +265,7 @@ def _check_disjoint(
     import torch
 
     if torch.compiler.is_compiling():
-        return  # tensors without addresses; the compiled call checks its own
+        return  # tensors without addresses: what overlaps in a compiled graph goes unseen
     writes = _regions(written)
     others = writes + _regions(read)
     for position, (name, first, end, width, stride) in enumerate(writes, start=1):
@@ -280,8 +287,8 @@ def _regions(
 
     regions = []
     for name, tensor in tensors:
-        # A fake tensor is a subclass; it has no memory.
-        if type(tensor) is not torch.Tensor or not tensor.numel():
+        # A fake tensor is another subclass; it has no memory.
+        if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or not tensor.numel():
             continue
         size = tensor.element_size()
         first = tensor.data_ptr()

@@ -11,6 +11,9 @@ from topk_lab.contract.words import INT32_MAX, as_array, dtype_name, positive_in
 if TYPE_CHECKING:
     import torch
 
+# Beyond every length, and as far from the ends of int64.
+FARTHEST = 1 << 40
+
 
 def row_ends_from(
     seq_lens: torch.Tensor | np.ndarray, next_n: int = 1, compress_ratio: int = 1
@@ -48,8 +51,8 @@ def row_ends_from(
     >>> row_ends_from(np.array([2, 9], np.int32), next_n=4, compress_ratio=2)
     array([0, 0, 0, 1, 3, 3, 4, 4], dtype=int32)
     """
-    next_n = positive_int("next_n", next_n)
-    compress_ratio = positive_int("compress_ratio", compress_ratio)
+    next_n = positive_int("next_n", next_n, INT32_MAX)
+    compress_ratio = positive_int("compress_ratio", compress_ratio, INT32_MAX)
     is_tensor = hasattr(seq_lens, "detach")
     if not is_tensor and not isinstance(seq_lens, np.ndarray):
         raise TypeError(f"seq_lens must be a tensor or an ndarray, got {type_name(seq_lens)}")
@@ -67,12 +70,12 @@ def row_ends_from(
     if is_tensor:
         import torch
 
-        wide = seq_lens.to(torch.int64)
+        wide = seq_lens.to(torch.int64).clamp(-FARTHEST, FARTHEST)
         if wide.ndim == 1:
             wide = wide[:, None] + torch.arange(1 - next_n, 1, device=wide.device)
         ends = wide.div(compress_ratio, rounding_mode="floor")
         return ends.clamp(0, INT32_MAX).to(torch.int32).reshape(-1)
-    wide = seq_lens.astype(np.int64)
+    wide = _saturated(seq_lens)
     if wide.ndim == 1:
         wide = wide[:, None] + np.arange(1 - next_n, 1)
     return np.clip(wide // compress_ratio, 0, INT32_MAX).astype(np.int32).reshape(-1)
@@ -113,7 +116,7 @@ def live_bounds(
     TypeError, ValueError
         Naming the argument, what was required and what came.
     """
-    next_n = positive_int("next_n", next_n)
+    next_n = positive_int("next_n", next_n, INT32_MAX)
     check_length_arguments(row_ends, row_starts, seq_lens, next_n)
     starts = np.zeros(num_rows, np.int64)
     if seq_lens is not None:
@@ -175,4 +178,11 @@ def _as_integers(name: str, value: Any) -> np.ndarray:
     array = as_array(name, value)
     if array.dtype.kind not in "iu":
         raise TypeError(f"{name} must be int32, got {array.dtype}")
-    return array.astype(np.int64)
+    return _saturated(array)
+
+
+def _saturated(array: np.ndarray) -> np.ndarray:
+    """Any integers as int64, so far from its ends that no sum of lengths wraps."""
+    least = 0 if array.dtype.kind == "u" else -FARTHEST
+    farthest = min(FARTHEST, np.iinfo(array.dtype).max)
+    return np.clip(array, max(least, np.iinfo(array.dtype).min), farthest).astype(np.int64)

@@ -28,8 +28,8 @@ def dtype_name(value: Any) -> str:
     return type_name(value) if dtype is None else str(dtype).removeprefix("torch.")
 
 
-def positive_int(name: str, value: Any) -> int:
-    """Return value as an int of at least 1, or raise."""
+def positive_int(name: str, value: Any, most: int | None = None) -> int:
+    """Return value as an int of at least 1 and at most `most`, or raise."""
     if isinstance(value, np.integer):
         value = int(value)
     # A tensor has __index__ too, but reading it would wait for the device.
@@ -37,12 +37,14 @@ def positive_int(name: str, value: Any) -> int:
         raise TypeError(f"{name} must be an int, got {value!r} ({type_name(value)})")
     if value < 1:
         raise ValueError(f"{name} must be at least 1, got {value}")
+    if most is not None and value > most:
+        raise ValueError(f"{name} must be at most {most}, got {value}")
     return value
 
 
 def check_word(name: str, value: Any, allowed: tuple[str, ...]) -> None:
     """Raise unless value is one of the allowed words."""
-    if value not in allowed:
+    if not isinstance(value, str) or value not in allowed:
         raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {value!r}")
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from numba import config, njit, types
 
 from topk_lab.contract import MAX_COLUMNS
+from topk_lab.contract.words import as_array
 
 __all__ = ["RowKernel", "row_bits", "row_bounds", "row_kernel", "whole_k"]
 
@@ -92,7 +93,7 @@ def row_bits(logits: object) -> np.ndarray:
     ValueError
         Not two-dimensional, or more columns than an int32 index can name.
     """
-    values = np.asarray(logits)
+    values = as_array("logits", logits)
     if values.dtype != np.float32:
         raise TypeError(f"logits must be float32, got {values.dtype}")
     if values.ndim != 2:

@@ -24,6 +24,7 @@ from numba import njit, types
 
 from topk_lab import schedules
 from topk_lab.contract import UNWRITTEN
+from topk_lab.contract.words import as_array
 from topk_lab.keys import (
     NEG_INF_BITS,
     NUM_BINS,
@@ -542,7 +543,7 @@ def select(
     >>> sorted(vllm.select("vllm_generic", row, 3).indices[0].tolist())
     [1, 3, 4]
     """
-    if isinstance(variant, str):
+    if not isinstance(variant, Variant):
         variant = schedules.parse_variant(variant)
     k = whole_k(k)
     live = row_bits(logits)
@@ -658,9 +659,9 @@ def trace(row: object, k: int, *, variant: str | Variant, row_end: int | None = 
     >>> trace(row, 512, variant="vllm_k512").frame()["threshold_bin"].tolist()
     [2016, 2044, 0, 0]
     """
-    if isinstance(variant, str):
+    if not isinstance(variant, Variant):
         variant = schedules.parse_variant(variant)
-    logits = np.asarray(row)
+    logits = as_array("row", row)
     if logits.ndim != 1:
         raise ValueError(f"row must have shape (num_cols,), got {logits.shape}")
     end = logits.size if row_end is None else min(max(row_end, 0), logits.size)
