@@ -260,6 +260,28 @@ def verify(variant: str, target: str, names: str, seed: int | None, record: Path
 
 
 @main.command()
+@click.option("--variant", default="vllm_k512", show_default=True)
+@click.option("--target", default="gfx950", show_default=True, help="An emulated target.")
+@click.option("--rows", type=click.IntRange(min=1), default=1, show_default=True)
+@click.option("--cols", type=click.IntRange(min=1), required=True, help="Logits a row.")
+@click.option("--k", type=int, default=512, show_default=True, help="Indices a row.")
+@click.option("--workload", default="normal", show_default=True)
+@click.option("--seed", type=int, default=0, show_default=True, help="Of the workload.")
+def profile(
+    variant: str, target: str, rows: int, cols: int, k: int, workload: str, seed: int
+) -> None:
+    """Count what the compiled code does, beside the rocprofv3 counters that must agree."""
+    from topk_lab import profile as profiling
+
+    if target in profiling.HARDWARE_COUNTERS:
+        _require_usable(target)
+    found = profiling.profile(variant, target, rows, cols, workload=workload, k=k, seed=seed)
+    click.echo(f"{found.variant} on {target}: {rows} rows of {cols}, k {k}, {workload}; emulated")
+    for line in profiling.lines(found):
+        click.echo(line)
+
+
+@main.command()
 @click.option(
     "--out",
     type=click.Path(path_type=Path),

@@ -187,6 +187,14 @@ def _emulator(source: str, target: str, sha256: str) -> Emulator:
     return emulator.Emulator(emulator.CodeObject.load(image))
 
 
+def _filled(shape: tuple[int, ...], value: float, dtype: type[np.generic]) -> np.ndarray:
+    """An array full of `value` that begins where a device's allocation would, at 256 bytes."""
+    count = int(np.prod(shape))
+    room = np.full(count + 64, value, dtype)
+    begin = -room.ctypes.data % 256 // room.itemsize
+    return room[begin : begin + count].reshape(shape)
+
+
 def _span(array: np.ndarray) -> int:
     """Bytes from the first element to the end of the last one, whatever the strides."""
     if array.size == 0:
@@ -201,6 +209,7 @@ def _emulate(
     plan: plans.Plan,
     arrays: dict[str, np.ndarray],
     seed: int | None,
+    count: str,
 ) -> tuple[str, list[LaunchCount]]:
     from topk_lab.emulator import MemoryRegion
 
@@ -224,6 +233,7 @@ def _emulate(
                 regions,
                 dynamic_lds=launch.dynamic_lds,
                 seed=None if seed is None else seed + number,
+                count=count,
             )
         )
     return code, counts
@@ -284,6 +294,7 @@ def run(
     traced: bool = False,
     study: bool = False,
     seed: int | None = None,
+    count: str = "basic",
 ) -> Outcome:
     """Run one selection on a target.
 
@@ -309,6 +320,8 @@ def run(
         Accept policies that are not exact on every input.
     seed : int, optional
         Emulator only: waves and blocks in an order drawn from it.
+    count : {"basic", "full"}, default "basic"
+        Emulator only: what its launches count (`topk_lab.emulator.LaunchCount`).
 
     Returns
     -------
@@ -363,13 +376,13 @@ def run(
         has_row_starts=row_starts is not None,
     )
     plan = plans.plan(variant, shape, study=study, traced=traced)
-    indices = np.full((num_rows, k), UNWRITTEN, np.int32)
+    indices = _filled((num_rows, k), UNWRITTEN, np.int32)
     arrays = {"logits": logits, "row_ends": lengths, "indices": indices}
-    workspace = np.full(plan.workspace_bytes // 4, UNWRITTEN, np.int32)
+    workspace = _filled((plan.workspace_bytes // 4,), UNWRITTEN, np.int32)
     if row_starts is not None:
         arrays["row_starts"] = np.ascontiguousarray(row_starts, np.int32)
     if values:
-        arrays["values"] = np.full((num_rows, k), np.float32(UNWRITTEN))
+        arrays["values"] = _filled((num_rows, k), UNWRITTEN, np.float32)
     if plan.workspace_bytes:
         arrays["workspace"] = workspace
     steps = None
@@ -384,7 +397,7 @@ def run(
             raise DriverError(state.reason, state.fix)
         code, counts = _launch(target, plan, arrays), []
     else:
-        code, counts = _emulate(target, plan, arrays, seed)
+        code, counts = _emulate(target, plan, arrays, seed, count)
     splits = np.zeros(num_rows, np.int64)
     if plan.workspace_bytes:
         slots = workspace[: workspace.size // 2].reshape(num_rows, plan.max_splits, k)

@@ -36,7 +36,8 @@ class LaunchCount:
         ``valu_lanes``: active lanes, summed over the VALU instructions. ``global_bytes_read``,
         ``global_bytes_written``: by vector loads and stores, active lanes.
         ``global_atomic_lanes``. ``scalar_bytes_read``. ``lds_lanes_read``, ``lds_lanes_written``:
-        lanes times addresses an instruction gives. ``lds_atomic_lanes``.
+        lanes times addresses an instruction gives. ``lds_atomic_lanes``, of which
+        ``lds_atomic_returning_lanes`` want the old value.
         ``lds_atomic_serialized_lanes``: lanes of an LDS atomic that an earlier lane of the same
         instruction shares the address with.
 

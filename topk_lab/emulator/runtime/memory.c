@@ -418,8 +418,10 @@ static inline void write_words(struct wave *w, const uint32_t *address, const ui
     const uint32_t *second = at(w, o->src[3] != ABSENT ? o->src[3] : o->src[2]);        \
     T before[LANES];                                                                    \
     LDS_ATOMIC_LANES(T, const T y = register_##T(second, l); (void)y;, value, before[l] = old;) \
-    if (o->dst[0] != ABSENT)                                                            \
+    if (o->dst[0] != ABSENT) {                                                          \
       FOR_EACH_SET(l, exec) set_register_##T(at(w, o->dst[0]), l, before[l]);           \
+      count(w, lds_atomic_returning_lanes, (uint64_t)__builtin_popcountll(exec));       \
+    }                                                                                   \
     return o + 1;                                                                       \
   }
 

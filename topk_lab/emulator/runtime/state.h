@@ -93,7 +93,8 @@ struct fault {
   X(valu_lanes)                                                                \
   X(global_bytes_read) X(global_bytes_written) X(global_atomic_lanes)          \
   X(scalar_bytes_read) X(lds_lanes_read) X(lds_lanes_written)                  \
-  X(lds_atomic_lanes) X(lds_atomic_serialized_lanes)                           \
+  X(lds_atomic_lanes) X(lds_atomic_returning_lanes)                            \
+  X(lds_atomic_serialized_lanes)                                               \
   X(global_lines_64_read) X(global_lines_128_read)                             \
   X(global_lines_64_written) X(global_lines_128_written)                       \
   X(lds_bank_conflict_cycles)

@@ -1,0 +1,136 @@
+"""Are a profile's counters those of its launches, and do they agree with what was published?"""
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from topk_lab import profile as profiling
+from topk_lab import targets, workloads
+from topk_lab.cli import main
+
+MASKED = {"num_rows": 1, "num_cols": 131_072, "workload": "masked_blocks"}
+WITHOUT = "vllm_k512[count_neg_inf=false]"
+
+
+@pytest.fixture(scope="module")
+def masked():
+    """The published case, by variant: a row of 131072 in 8 splits, 7 of 8 logits masked."""
+    return {
+        variant: profiling.profile(variant, "gfx950", **MASKED)
+        for variant in ("vllm_k512", WITHOUT)
+    }
+
+
+def test_step_0_atomics_are_those_that_were_published(masked):
+    before, after = masked[WITHOUT].atomics, masked["vllm_k512"].atomics
+    for table in (before, after):
+        assert table["split"].tolist() == list(range(8))
+        assert set(table["logits"]) == {16_384}
+        assert set(table["neg_inf"]) == {14_336}
+        assert set(table["steps"]) == {1}
+    assert set(before["neg_inf_atomics"]) == {14_336}
+    assert set(before["step0_atomics"]) == {16_384}
+    assert after["neg_inf_atomics"].between(1, 1024).all()
+    assert (after["step0_atomics"] == 2048 + after["neg_inf_atomics"]).all()
+
+
+def test_the_compiler_adds_up_what_the_lanes_of_a_wave_counted(masked):
+    # 2048 logits one by one, and one lane of each of 16 waves for all its -inf.
+    assert set(masked["vllm_k512"].atomics["isa_add_lanes"]) == {2048 + 16}
+    assert set(masked[WITHOUT].atomics["isa_add_lanes"]) == {16_384}
+    waiting = {
+        variant: found.counters.query("counter == 'lds_atomic_serialized_lanes'")["value"].iloc[0]
+        for variant, found in masked.items()
+    }
+    assert waiting[WITHOUT] > 100 * waiting["vllm_k512"]
+
+
+def test_atomics_at_source_level_count_threads_with_a_masked_logit():
+    logits = np.zeros((1, 20_000), np.float32)
+    # Two logits of thread 0, one of thread 3.
+    logits[0, [0, 4 * 1024, 12]] = -np.inf
+    assert profiling._neg_inf_threads(profiling._aligned(logits)[0, :5000], 1024) == 2
+    misaligned = profiling._aligned(np.zeros((1, 64), np.float32))[0, 1:]
+    # Head of three logits by threads 0 to 2, then 16 bytes each, then a tail by threads 3 on.
+    for position, thread in ((0, 0), (2, 2), (3, 0), (7, 1), (62, 14)):
+        misaligned[:] = 0
+        misaligned[[position, 3 + 4 * thread]] = -np.inf
+        assert profiling._neg_inf_threads(misaligned, 1024) == 1, position
+    misaligned[:] = 0
+    misaligned[[0, 1, 3]] = -np.inf
+    assert profiling._neg_inf_threads(misaligned, 1024) == 2
+
+
+@pytest.mark.parametrize("variant", ["vllm_k512", "vllm_generic"])
+def test_a_profile_counts_what_was_launched(amd_target, variant):
+    found = profiling.profile(variant, amd_target, 2, 20_000, workload="normal")
+    logits = profiling._aligned(workloads.make("normal", 2, 20_000))
+    outcome = targets.run(amd_target, variant, logits, 512, count="full")
+    assert len(outcome.counts) == found.counters["launch"].nunique()
+    for number, counted in enumerate(outcome.counts):
+        table = found.counters[found.counters["launch"] == number]
+        assert dict(zip(table["counter"], table["value"], strict=True)) == counted.as_dict()
+        assert set(table["kernel"]) == {outcome.plan.launches[number].kernel}
+    # Every logit is read twice; beyond that, each wave reads its row's length.
+    first = outcome.counts[0].events
+    assert first["global_lines_64_read"] >= 2 * logits.nbytes / 64
+    assert first["global_lines_64_read"] <= 2.4 * logits.nbytes / 64
+    sums = found.blocks.groupby(["launch", "counter"])["value"].sum()
+    assert sums[0, "global_bytes_read"] == first["global_bytes_read"]
+    assert not (found.atomics["step0_atomics"] != found.atomics["logits"]).any()
+
+
+def test_every_hardware_counter_is_a_formula_of_emulated_ones(masked):
+    found = masked["vllm_k512"]
+    for number, table in found.hardware.groupby("launch"):
+        counts = found.counters[found.counters["launch"] == number]
+        values = dict(zip(counts["counter"], counts["value"], strict=True))
+        for row in table.itertuples():
+            assert row.predicted == pytest.approx(eval(row.formula, {}, values))
+            assert row.relation in ("=", "<=")
+            assert 0 <= row.tolerance <= 0.25
+            assert row.because or row.tolerance == 0
+    predicted = found.hardware.set_index(["launch", "hardware_counter"])["predicted"]
+    assert predicted[0, "SQ_WAVES"] == 16 * found.blocks.query("launch == 0")["block"].nunique()
+    assert 0 < predicted[0, "VALUUtilization"] <= 100
+    of_64 = predicted[0, "TCC_REQ_sum"]
+    assert of_64 / 2 <= predicted[0, "TCP_TOTAL_CACHE_ACCESSES_sum"] < 0.6 * of_64
+    line_of_64 = profiling.HARDWARE_COUNTERS["gfx90a"]
+    assert any(
+        counter.name == "TCP_TOTAL_CACHE_ACCESSES_sum"
+        and counter.terms == ("global_lines_64_read", "global_lines_64_written")
+        for counter in line_of_64
+    )
+
+
+def test_the_command_prints_the_counters():
+    done = CliRunner().invoke(
+        main,
+        ["profile", "--target", "gfx950", "--cols", "131072", "--workload", "masked_blocks"],
+    )
+    assert done.exit_code == 0, done.output
+    first, *rest = done.stdout.splitlines()
+    assert first == "vllm_k512 on gfx950: 1 rows of 131072, k 512, masked_blocks; emulated"
+    assert "launch 0: vllm_k512_select" in rest
+    assert "launch 1: vllm_k512_merge" in rest
+    said = done.stdout
+    assert "SQ_LDS_BANK_CONFLICT = (within 10%)" in said
+    assert "neg_inf 14336, neg_inf_atomics 1024, step0_atomics 3072" in said
+    assert "isa_add_lanes 2064" in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--target", "numba"], "target must be one of gfx90a, gfx942, gfx950, got 'numba'"),
+        (["--workload", "none"], "workload must be one of normal, "),
+        (["--variant", "reference"], "target must be one of numba for reference"),
+        (["--k", "100"], "100"),
+    ],
+)
+def test_the_command_refuses_in_one_line(arguments, words):
+    done = CliRunner().invoke(main, ["profile", "--cols", "20000", *arguments])
+    assert done.exit_code == 2
+    assert done.stdout == ""
+    assert done.stderr.count("\n") == 1
+    assert words in done.stderr

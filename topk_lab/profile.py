@@ -1,0 +1,352 @@
+"""What does a selection ask of an AMD device, and which hardware counters would say otherwise?
+
+A selection is emulated with a full count. Each counter stands beside the ``rocprofv3`` counter that
+must agree on hardware, so that an owner of the device can falsify it; and the atomics of the first
+histogram, which masked rows are about, are counted from the source's view beside what the compiled
+code does. Counts, never times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from topk_lab import registry, schedules, targets, workloads
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["HARDWARE_COUNTERS", "HardwareCounter", "Profile", "lines", "profile"]
+
+LANES = 64
+NEG_INF_BITS = 0xFF800000
+# Bytes of a vector L1 line: MI200, then MI300 and MI350.
+L1_LINE = {"gfx90a": 64, "gfx942": 128, "gfx950": 128}
+
+
+@dataclass(frozen=True)
+class HardwareCounter:
+    """A ``rocprofv3`` counter and what emulated counters say that it is, summed over the device.
+
+    Attributes
+    ----------
+    name : str
+        As ``rocprofv3 --pmc`` takes it.
+    terms : tuple of str
+        Emulated counters that add up to it (keys of `LaunchCount.as_dict`).
+    relation : {"=", "<="}
+        ``<=`` where caches keep some of the requests away from the counter.
+    tolerance : float
+        Relative difference within which the two agree.
+    because : str
+        Why the tolerance is not 0, or what the relation leaves open.
+    lanes_of : str
+        Where given, the terms are lanes, and the counter is the percentage that they are of all
+        lanes of so many instructions.
+    """
+
+    name: str
+    terms: tuple[str, ...]
+    relation: str = "="
+    tolerance: float = 0.0
+    because: str = ""
+    lanes_of: str = ""
+
+    @property
+    def formula(self) -> str:
+        """What `predict` computes, in words of the emulated counters."""
+        total = " + ".join(self.terms)
+        return f"100 * {total} / ({LANES} * {self.lanes_of})" if self.lanes_of else total
+
+    def predict(self, counts: Mapping[str, int]) -> float:
+        """The counter's value, from the emulated counters of a launch."""
+        total = sum(counts[term] for term in self.terms)
+        return 100 * total / (LANES * counts[self.lanes_of]) if self.lanes_of else total
+
+
+_ORDER = "loops over final items and ties depend on the order of atomics"
+_BANKS = "phases of some access widths are assumed (emulator/README.md)"
+_L1 = "lines that a wave asks for twice in a row may be merged in front of the cache"
+
+
+def _hardware(line: int) -> tuple[HardwareCounter, ...]:
+    read, written = (f"global_lines_{line}_{what}" for what in ("read", "written"))
+    return (
+        HardwareCounter("SQ_WAVES", ("waves",)),
+        HardwareCounter("SQ_INSTS_VALU", ("valu_instructions",), "=", 0.01, _ORDER),
+        HardwareCounter(
+            "VALUUtilization",
+            ("valu_lanes",),
+            "=",
+            0.05,
+            "the metric is weighted with cycles, of which some instructions take more",
+            "valu_instructions",
+        ),
+        HardwareCounter("SQ_INSTS_SALU", ("salu_instructions",), "=", 0.01, _ORDER),
+        HardwareCounter("SQ_INSTS_SMEM", ("smem_instructions",), "=", 0.01, _ORDER),
+        HardwareCounter("SQ_INSTS_LDS", ("lds_instructions",), "=", 0.01, _ORDER),
+        HardwareCounter("SQ_INSTS_VMEM", ("global_instructions",), "=", 0.01, _ORDER),
+        HardwareCounter("SQ_INSTS_BRANCH", ("branch_instructions",), "=", 0.01, _ORDER),
+        HardwareCounter("SQ_LDS_BANK_CONFLICT", ("lds_bank_conflict_cycles",), "=", 0.10, _BANKS),
+        HardwareCounter(
+            "SQ_LDS_ADDR_CONFLICT",
+            ("lds_atomic_serialized_lanes",),
+            "=",
+            0.25,
+            "AMD does not say whether a conflict costs one cycle a lane",
+        ),
+        HardwareCounter("TCP_TOTAL_CACHE_ACCESSES_sum", (read, written), "=", 0.05, _L1),
+        HardwareCounter(
+            "TCP_TCC_READ_REQ_sum",
+            ("global_lines_64_read",),
+            "<=",
+            0.0,
+            "hits in the vector L1 cache send no request",
+        ),
+        HardwareCounter(
+            "TCP_TCC_WRITE_REQ_sum",
+            ("global_lines_64_written",),
+            "=",
+            0.05,
+            "the vector L1 cache writes through, neighbouring stores may be merged",
+        ),
+        HardwareCounter(
+            "TCC_REQ_sum",
+            ("global_lines_64_read", "global_lines_64_written"),
+            "<=",
+            0.10,
+            "L1 hits do not arrive; instruction and scalar cache misses do, on top",
+        ),
+    )
+
+
+HARDWARE_COUNTERS = {target: _hardware(line) for target, line in L1_LINE.items()}
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What a selection's launches counted.
+
+    Attributes
+    ----------
+    target, variant : str
+        Where ran what.
+    counters : pandas.DataFrame
+        A row a launch and counter: launch, kernel, counter, value, and the hardware counter that it
+        is a term of: hardware_counter, formula, relation, tolerance; empty where there is none.
+    hardware : pandas.DataFrame
+        A row a launch and hardware counter: launch, kernel, hardware_counter, formula, predicted,
+        relation, tolerance, because.
+    atomics : pandas.DataFrame
+        A row a block of the first launch that took radix steps: row, split, logits; neg_inf, the
+        atomics on one address if every -inf were added by itself; neg_inf_atomics, those that the
+        variant's source makes of them; step0_atomics, all that it makes in its first histogram;
+        steps; isa_add_lanes, lanes of non-returning LDS atomics that the compiled block executed in
+        all its steps (the compiler adds up a wave's lanes that share a uniform address).
+    blocks : pandas.DataFrame
+        A row a launch, block and counter: launch, block, counter, value.
+    """
+
+    target: str
+    variant: str
+    counters: pd.DataFrame = field(repr=False)
+    hardware: pd.DataFrame = field(repr=False)
+    atomics: pd.DataFrame = field(repr=False)
+    blocks: pd.DataFrame = field(repr=False)
+
+
+def profile(
+    variant: str,
+    target: str,
+    num_rows: int,
+    num_cols: int,
+    *,
+    workload: str = "normal",
+    k: int = 512,
+    seed: int = 0,
+    **arguments: object,
+) -> Profile:
+    """Count what a selection does on an AMD target.
+
+    Parameters
+    ----------
+    variant : str
+        A variant that runs there; policy fields in brackets allowed, unsound ones too.
+    target : {"gfx90a", "gfx942", "gfx950"}
+    num_rows, num_cols : int
+        Shape of the logits; every row is live to its end.
+    workload : str, default "normal"
+        Name of a workload (`topk_lab.workloads.names`).
+    k : int, default 512
+        Indices a row.
+    seed : int, default 0
+        Of the workload. The order of waves is the emulator's fixed one.
+    **arguments
+        The workload's.
+
+    Returns
+    -------
+    Profile
+
+    Raises
+    ------
+    ValueError
+        Another target, or a variant, shape or workload that is not there.
+    topk_lab.code_objects.CodeObjectError
+        The target's code object is missing or stale.
+    """
+    if target not in HARDWARE_COUNTERS:
+        raise ValueError(f"target must be one of {', '.join(HARDWARE_COUNTERS)}, got {target!r}")
+    registry.resolve(variant)
+    logits = _aligned(workloads.make(workload, num_rows, num_cols, seed=seed, **arguments))
+    plain = targets.run(target, variant, logits, k, study=True, count="full")
+    traced = targets.run(target, variant, logits, k, study=True, traced=True)
+    counters, hardware = _launch_frames(target, plain)
+    return Profile(
+        target,
+        plain.variant,
+        counters,
+        hardware,
+        _first_histogram(logits, k, plain, traced),
+        _block_frame(plain),
+    )
+
+
+def lines(found: Profile) -> list[str]:
+    """A profile as text: a table for each launch, then the atomics of the first histogram.
+
+    Parameters
+    ----------
+    found : Profile
+
+    Returns
+    -------
+    list of str
+    """
+    text = []
+    for (number, kernel), table in found.counters.groupby(["launch", "kernel"], sort=False):
+        text += ["", f"launch {number}: {kernel}"]
+        for row in table.itertuples():
+            said = f"  {row.counter:28} {row.value:12,}"
+            if row.hardware_counter:
+                sign = "=" if row.relation == "=" else "at most"
+                formula = "" if row.formula == row.counter else f" {row.formula}"
+                said += f"   {row.hardware_counter} {sign}{formula} (within {row.tolerance:.0%})"
+            text.append(said)
+    if len(found.atomics):
+        text += [
+            "",
+            "atomics of the first histogram, by block; lanes executed are those of all steps",
+        ]
+        names = [name for name in found.atomics.columns if name not in ("row", "split")]
+        for values, blocks in found.atomics.groupby(names, sort=False):
+            told = ", ".join(f"{name} {value}" for name, value in zip(names, values, strict=True))
+            text.append(f"  {len(blocks)} blocks: {told}")
+    return text
+
+
+def _aligned(logits: np.ndarray) -> np.ndarray:
+    """A copy that begins at 256 bytes, as on a device: lines would depend on the host otherwise."""
+    room = np.empty(logits.size + 64, np.float32)
+    begin = -room.ctypes.data % 256 // 4
+    copied = room[begin : begin + logits.size].reshape(logits.shape)
+    copied[...] = logits
+    return copied
+
+
+def _launch_frames(target: str, outcome: targets.Outcome) -> tuple[pd.DataFrame, pd.DataFrame]:
+    import pandas as pd
+
+    mapped = HARDWARE_COUNTERS[target]
+    # A counter may be a term of several; the first named is the closest.
+    first_of = {term: found for found in reversed(mapped) for term in found.terms}
+    counters, hardware = [], []
+    for number, (launch, counted) in enumerate(
+        zip(outcome.plan.launches, outcome.counts, strict=True)
+    ):
+        place = {"launch": number, "kernel": launch.kernel}
+        values = counted.as_dict()
+        for name, value in values.items():
+            found = first_of.get(name)
+            counters.append(
+                place
+                | {
+                    "counter": name,
+                    "value": value,
+                    "hardware_counter": found.name if found else "",
+                    "formula": found.formula if found else "",
+                    "relation": found.relation if found else "",
+                    "tolerance": found.tolerance if found else np.nan,
+                }
+            )
+        for found in mapped:
+            hardware.append(
+                place
+                | {
+                    "hardware_counter": found.name,
+                    "formula": found.formula,
+                    "predicted": found.predict(values),
+                    "relation": found.relation,
+                    "tolerance": found.tolerance,
+                    "because": found.because,
+                }
+            )
+    return pd.DataFrame(counters), pd.DataFrame(hardware)
+
+
+def _block_frame(outcome: targets.Outcome) -> pd.DataFrame:
+    import pandas as pd
+
+    frames = [counted.frame(per_block=True) for counted in outcome.counts]
+    return pd.concat(
+        [frame.assign(launch=number) for number, frame in enumerate(frames)], ignore_index=True
+    )[["launch", "block", "counter", "value"]]
+
+
+def _neg_inf_threads(part: np.ndarray, block_size: int) -> int:
+    """Threads of a block that see a -inf, when each takes 16 aligned bytes in turn."""
+    masked = np.flatnonzero(part.view(np.uint32) == NEG_INF_BITS)
+    head = min(-(part.__array_interface__["data"][0] // 4) % 4, len(part))
+    tail = head + (len(part) - head) // 4 * 4
+    body = (masked >= head) & (masked < tail)
+    edge = np.where(masked < head, masked, masked - tail + head)
+    return len(np.unique(np.where(body, (masked - head) // 4 % block_size, edge)))
+
+
+def _first_histogram(
+    logits: np.ndarray, k: int, plain: targets.Outcome, traced: targets.Outcome
+) -> pd.DataFrame:
+    """The atomics of step 0, block by block."""
+    import pandas as pd
+
+    num_rows, num_cols = logits.shape
+    chosen = plain.plan.variant
+    max_splits = plain.plan.max_splits
+    active = schedules.active_splits(chosen.name, num_rows, num_cols, max_splits)
+    blocks = plain.counts[0].per_block if plain.counts else {}
+    columns = [
+        *("row", "split", "logits", "neg_inf", "neg_inf_atomics", "step0_atomics"),
+        *("steps", "isa_add_lanes"),
+    ]
+    found = []
+    for row in range(num_rows):
+        for split in range(active):
+            steps = traced.steps[row, split]
+            if steps["step"][0] < 0:
+                continue
+            begin = split * (num_cols // active)
+            end = num_cols if split == active - 1 else begin + num_cols // active
+            part = logits[row, begin:end]
+            counted = int(steps["histogram"][0].sum(dtype=np.int64))
+            neg_inf = int((part.view(np.uint32) == NEG_INF_BITS).sum())
+            threads = _neg_inf_threads(part, chosen.policy.block_size)
+            merged = threads if chosen.policy.count_neg_inf else neg_inf
+            block = split * num_rows + row
+            lanes = blocks["lds_atomic_lanes"][block] - blocks["lds_atomic_returning_lanes"][block]
+            reached = int((steps["step"] >= 0).sum())
+            atomics = counted - neg_inf + merged
+            found.append((row, split, counted, neg_inf, merged, atomics, reached, int(lanes)))
+    return pd.DataFrame(found, columns=columns)
