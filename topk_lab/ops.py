@@ -156,23 +156,17 @@ _MOST_CALLS = 4096
 _MEMORY_TYPES = (torch.Tensor, torch.nn.Parameter)
 
 
-def _identity(value: object) -> object:
-    """All that a check looks at: a tensor's memory included, and 1 told from True and 1.0."""
-    if type(value) in _MEMORY_TYPES:
-        where = value.data_ptr(), value.shape, value.stride(), value.dtype, value.get_device()
-        return (*where, value.is_neg())
-    if isinstance(value, torch.Tensor):
-        raise TypeError("another kind of tensor")
-    return type(value), value
-
-
-def _recall(table: dict[tuple, Any], arguments: tuple) -> tuple[tuple | None, Any]:
-    """The key of a call, None if no check would let it pass, and what a table holds for it."""
-    try:
-        key = tuple([_identity(value) for value in arguments])
-        return key, table.get(key)
-    except (TypeError, RuntimeError):  # unhashable, or a tensor without memory of its own
-        return None, None
+def _memory(tensor: torch.Tensor | None) -> tuple | None:
+    """All of a tensor that a check looks at, but for whether it is negated lazily."""
+    if tensor is None:
+        return None
+    return (
+        tensor.data_ptr(),
+        tensor.shape,
+        tensor.stride(),
+        tensor.dtype,
+        tensor.get_device(),
+    )
 
 
 def _remember(table: dict[tuple, Any], key: tuple, value: Any) -> None:
@@ -219,15 +213,22 @@ def _plan_device_call(*arguments) -> _DeviceCall:
 def _topk_out_device(
     logits, row_ends, row_starts, next_n, k, variant, tie_break, order, out, values, workspace
 ) -> None:
-    arguments = (
-        *(logits, row_ends, row_starts, next_n, k, variant, tie_break, order),
-        *(out, values, workspace),
+    key = (
+        _memory(logits),
+        _memory(row_ends),
+        _memory(row_starts),
+        *(next_n, k, variant, tie_break, order),
+        _memory(out),
+        _memory(values),
+        _memory(workspace),
     )
-    key, call = _recall(_device_calls, arguments)
+    call = _device_calls.get(key)
     if call is None:
-        call = _plan_device_call(*arguments)
-        if key is not None:
-            _remember(_device_calls, key, call)
+        call = _plan_device_call(
+            *(logits, row_ends, row_starts, next_n, k, variant, tie_break, order),
+            *(out, values, workspace),
+        )
+        _remember(_device_calls, key, call)
     call.prepared.launch(call.addresses, _stream(call.index))
 
 
@@ -326,9 +327,8 @@ def topk(
         *(logits, k, row_ends, row_starts, seq_lens, next_n, variant, tie_break, order),
         *(out, values_out, return_values, workspace),
     )
-    # Compiled and fake calls have tensors without memory, which say nothing of the next call's.
-    real = not torch.compiler.is_compiling()
-    key, resolved = _recall(_resolved, arguments) if real else (None, None)
+    key = None if torch.compiler.is_compiling() else _call_key(*arguments)
+    resolved = _resolved.get(key)
     if resolved is None:
         resolved = _resolve(*arguments)
         if key is not None:
@@ -366,6 +366,27 @@ def topk(
         workspace,
     )
     return (values_out, out) if with_values else out
+
+
+def _call_key(
+    logits, k, row_ends, row_starts, seq_lens, next_n, variant, tie_break, order,
+    out, values_out, return_values, workspace,
+) -> tuple | None:  # fmt: skip
+    """What names a call; None where the next one's tensors could not be told from its own."""
+    tensors = (logits, row_ends, row_starts, seq_lens, out, values_out, workspace)
+    if any(type(tensor) not in _MEMORY_TYPES for tensor in tensors if tensor is not None):
+        return None
+    try:
+        if logits.is_neg() or (values_out is not None and values_out.is_neg()):
+            return None
+        key = (
+            *map(_memory, tensors),
+            *(type(k), k, type(next_n), next_n, variant, tie_break, order, bool(return_values)),
+        )
+        hash(key)
+    except (TypeError, RuntimeError):  # unhashable, or a tensor without memory
+        return None
+    return key
 
 
 class _Resolved(NamedTuple):
