@@ -5,7 +5,7 @@ import pytest
 from click.testing import CliRunner
 
 from topk_lab import profile as profiling
-from topk_lab import targets, workloads
+from topk_lab import results, targets, workloads
 from topk_lab.cli import main
 
 MASKED = {"num_rows": 1, "num_cols": 131_072, "workload": "masked_blocks"}
@@ -103,11 +103,9 @@ def test_every_hardware_counter_is_a_formula_of_emulated_ones(masked):
     )
 
 
-def test_the_command_prints_the_counters():
-    done = CliRunner().invoke(
-        main,
-        ["profile", "--target", "gfx950", "--cols", "131072", "--workload", "masked_blocks"],
-    )
+def test_the_command_prints_and_records_the_counters(tmp_path, masked):
+    asked = ["profile", "--target", "gfx950", "--cols", "131072", "--workload", "masked_blocks"]
+    done = CliRunner().invoke(main, [*asked, "--record", str(tmp_path)])
     assert done.exit_code == 0, done.output
     first, *rest = done.stdout.splitlines()
     assert first == "vllm_k512 on gfx950: 1 rows of 131072, k 512, masked_blocks; emulated"
@@ -117,6 +115,28 @@ def test_the_command_prints_the_counters():
     assert "SQ_LDS_BANK_CONFLICT = (within 10%)" in said
     assert "neg_inf 14336, neg_inf_atomics 1024, step0_atomics 3072" in said
     assert "isa_add_lanes 2064" in said
+
+    (cell,) = results.load(tmp_path).to_dict("records")
+    assert (cell["kind"], cell["experiment"], cell["status"]) == ("emulated", "profile", "ok")
+    counters = cell["counters"]
+    hardware = masked["vllm_k512"].hardware.set_index(["hardware_counter", "launch"])["predicted"]
+    assert counters["rocprofv3_sq_insts_lds"] == hardware["SQ_INSTS_LDS"].tolist()
+    assert counters["lds_instructions"] == counters["rocprofv3_sq_insts_lds"]
+    assert counters["first_histogram_neg_inf"] == 8 * 14_336
+    assert counters["first_histogram_isa_add_lanes"] == 8 * 2064
+
+
+def test_the_command_says_when_an_answer_is_wrong(monkeypatch):
+    studied = "vllm_k512[fits_rule=false,final_pad=neg_flt_max]"
+    wrong = profiling.profile(studied, "gfx950", 1, 1000, workload="masked_prefix", finite=300)
+    assert wrong.reason is not None
+    right = profiling.profile("vllm_k512", "gfx950", 1, 1000, workload="masked_prefix", finite=300)
+    assert right.reason is None
+    monkeypatch.setattr(profiling, "profile", lambda *shape, **rest: wrong)
+    done = CliRunner().invoke(main, ["profile", "--cols", "1000"])
+    assert done.exit_code == 1
+    assert done.stderr.startswith(f"topk-lab: {studied} on gfx950 is wrong: ")
+    assert "launch 0" in done.stdout
 
 
 @pytest.mark.parametrize(

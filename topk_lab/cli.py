@@ -267,8 +267,16 @@ def verify(variant: str, target: str, names: str, seed: int | None, record: Path
 @click.option("--k", type=int, default=512, show_default=True, help="Indices a row.")
 @click.option("--workload", default="normal", show_default=True)
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the workload.")
+@click.option("--record", type=click.Path(path_type=Path), help="Folder to append records to.")
 def profile(
-    variant: str, target: str, rows: int, cols: int, k: int, workload: str, seed: int
+    variant: str,
+    target: str,
+    rows: int,
+    cols: int,
+    k: int,
+    workload: str,
+    seed: int,
+    record: Path | None,
 ) -> None:
     """Count what the compiled code does, beside the rocprofv3 counters that must agree."""
     from topk_lab import profile as profiling
@@ -279,6 +287,13 @@ def profile(
     click.echo(f"{found.variant} on {target}: {rows} rows of {cols}, k {k}, {workload}; emulated")
     for line in profiling.lines(found):
         click.echo(line)
+    if record is not None:
+        from topk_lab import verify as verifying
+
+        profiling.record(verifying.recorder(record, [target]), found)
+    if found.reason:
+        click.echo(f"topk-lab: {found.variant} on {target} is wrong: {found.reason}", err=True)
+        raise click.exceptions.Exit(FAILED)
 
 
 @main.command()

@@ -15,11 +15,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from topk_lab import registry, schedules, targets, workloads
+from topk_lab.contract import find_violations
 
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["HARDWARE_COUNTERS", "HardwareCounter", "Profile", "lines", "profile"]
+    from topk_lab.results import Recorder
+
+__all__ = ["HARDWARE_COUNTERS", "HardwareCounter", "Profile", "lines", "profile", "record"]
 
 LANES = 64
 NEG_INF_BITS = 0xFF800000
@@ -134,6 +137,12 @@ class Profile:
     ----------
     target, variant : str
         Where ran what.
+    num_rows, num_cols, k : int
+        Shape of the call.
+    workload : str
+        What the logits were, with `arguments` and `seed`.
+    reason : str or None
+        Why the answer is not exact; None if it is.
     counters : pandas.DataFrame
         A row a launch and counter: launch, kernel, counter, value, and the hardware counter that it
         is a term of: hardware_counter, formula, relation, tolerance; empty where there is none.
@@ -152,6 +161,13 @@ class Profile:
 
     target: str
     variant: str
+    num_rows: int
+    num_cols: int
+    k: int
+    workload: str
+    arguments: dict[str, object]
+    seed: int
+    reason: str | None
     counters: pd.DataFrame = field(repr=False)
     hardware: pd.DataFrame = field(repr=False)
     atomics: pd.DataFrame = field(repr=False)
@@ -204,14 +220,22 @@ def profile(
     logits = _aligned(workloads.make(workload, num_rows, num_cols, seed=seed, **arguments))
     plain = targets.run(target, variant, logits, k, study=True, count="full")
     traced = targets.run(target, variant, logits, k, study=True, traced=True)
+    violations = find_violations(logits, plain.indices)
     counters, hardware = _launch_frames(target, plain)
     return Profile(
-        target,
-        plain.variant,
-        counters,
-        hardware,
-        _first_histogram(logits, k, plain, traced),
-        _block_frame(plain),
+        target=target,
+        variant=plain.variant,
+        num_rows=num_rows,
+        num_cols=num_cols,
+        k=k,
+        workload=workload,
+        arguments=arguments,
+        seed=seed,
+        reason=str(violations[0]) if violations else None,
+        counters=counters,
+        hardware=hardware,
+        atomics=_first_histogram(logits, k, plain, traced),
+        blocks=_block_frame(plain),
     )
 
 
@@ -246,6 +270,41 @@ def lines(found: Profile) -> list[str]:
             told = ", ".join(f"{name} {value}" for name, value in zip(names, values, strict=True))
             text.append(f"  {len(blocks)} blocks: {told}")
     return text
+
+
+def record(recorder: Recorder, found: Profile) -> None:
+    """Write a profile down as a cell of the experiment ``profile``.
+
+    Parameters
+    ----------
+    recorder : topk_lab.results.Recorder
+    found : Profile
+        Each emulated counter becomes a list with a number a launch, and so does each hardware
+        counter as ``rocprofv3_<name>``; each column of `Profile.atomics` becomes its sum over the
+        blocks, as ``first_histogram_<column>``.
+    """
+    counters: dict[str, object] = {}
+    for name, launches in found.counters.groupby("counter", sort=False):
+        counters[str(name)] = launches["value"].tolist()
+    for name, launches in found.hardware.groupby("hardware_counter", sort=False):
+        counters[f"rocprofv3_{str(name).lower()}"] = launches["predicted"].tolist()
+    for name in ("logits", "neg_inf", "neg_inf_atomics", "step0_atomics", "isa_add_lanes"):
+        counters[f"first_histogram_{name}"] = int(found.atomics[name].sum())
+    recorder.record(
+        experiment="profile",
+        target=found.target,
+        variant=found.variant,
+        status="wrong" if found.reason else "ok",
+        reason=found.reason,
+        num_rows=found.num_rows,
+        num_cols=found.num_cols,
+        k=found.k,
+        next_n=0,
+        workload=found.workload,
+        workload_args=found.arguments,
+        seed=found.seed,
+        counters=counters,
+    )
 
 
 def _aligned(logits: np.ndarray) -> np.ndarray:
