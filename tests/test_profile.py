@@ -154,3 +154,20 @@ def test_the_command_refuses_in_one_line(arguments, words):
     assert done.stdout == ""
     assert done.stderr.count("\n") == 1
     assert words in done.stderr
+
+
+@pytest.mark.parametrize("target", targets.AMD_TARGETS)
+def test_predictions_are_committed_for_owners_of_a_device(target):
+    records = results.load(results.data_root() / "emulated" / target / "profile.jsonl")
+    assert set(records["status"]) == {"ok"}
+    cells = records.set_index(["variant", "workload"])["counters"]
+    assert len(cells) == 6
+    for variant, atomics in (("vllm_k512", range(1, 1025)), (WITHOUT, [14_336])):
+        counters = cells[variant, "masked_blocks"]
+        assert counters["first_histogram_neg_inf"] == 4 * 8 * 14_336
+        assert counters["first_histogram_neg_inf_atomics"] in range(
+            4 * 8 * atomics[0], 4 * 8 * atomics[-1] + 1
+        )
+    names = {counter.name for counter in profiling.HARDWARE_COUNTERS[target]}
+    for counters in cells:
+        assert {f"rocprofv3_{name.lower()}" for name in names} <= counters.keys()
