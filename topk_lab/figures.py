@@ -102,7 +102,7 @@ def with_provenance(axes: Axes | Sequence[Axes], provenance: str) -> Figure:
     import numpy as np
 
     figure = np.ravel(axes)[0].figure
-    figure.supxlabel(provenance, x=0.008, y=0.012, ha="left", fontsize=8, color=MUTED)
+    figure.supxlabel(provenance, x=0.008, ha="left", fontsize=8, color=MUTED)
     return figure
 
 
