@@ -156,23 +156,55 @@ MUTANTS = {
         "params.logits + static_cast<int64_t>(row) * params.row_stride",
         "params.logits + static_cast<int64_t>(row - row) * params.row_stride",
     ),
-    "no-barrier-after-histogram": (
-        "include/topk_lab/histogram_step.hpp",
-        "atomicAdd(&lds.histogram[step_bin<Step, Source>(neg_inf_bits)], neg_inf_count);\n  }\n"
-        "  __syncthreads();",
-        "atomicAdd(&lds.histogram[step_bin<Step, Source>(neg_inf_bits)], neg_inf_count);\n  }",
+    "a-column-past-the-end": (
+        "include/topk_lab/row_kernels.hpp",
+        "split == active - 1 ? bounds.length - first : share}",
+        "split == active - 1 ? bounds.length - first + 1 : share}",
+    ),
+    "tail-lost": (
+        "include/topk_lab/row_slice.hpp",
+        "const int32_t rest = head + (slice.length - tail);",
+        "const int32_t rest = head + 0 * tail;",
+    ),
+    "ballot-of-32-lanes": (
+        "include/topk_lab/platform.hpp",
+        "__popcll(mask & ((1ull << lane_index()) - 1ull))",
+        "__popcll(static_cast<uint32_t>(mask) & ((1ull << lane_index()) - 1ull))",
+    ),
+    "ties-unbounded": (
+        "include/topk_lab/emission.hpp",
+        "if (slot < k) select_into(selected, slot, bits, position);",
+        "select_into(selected, slot, bits, position);",
     ),
 }
 
+BARRIER = "__syncthreads();\n"
 
-def compiled_mutant(folder, header, old, new):
+
+def barrier_mutants():
+    """Every kernel barrier, taken away alone."""
+    headers = sorted((toolchain.kernels_folder() / "include").rglob("*.hpp"))
+    for header in headers:
+        for number in range(header.read_text().count(BARRIER)):
+            yield (
+                f"no-barrier-{number}-in-{header.stem}",
+                (f"include/topk_lab/{header.name}", BARRIER, "\n", number),
+            )
+
+
+MUTANTS |= dict(barrier_mutants())
+
+
+def compiled_mutant(folder, header, old, new, occurrence=0):
     """Compile the kernels with one change; returns the folders of sources and objects."""
     kernels = folder / "kernels"
     shutil.copytree(toolchain.kernels_folder(), kernels)
     path = kernels / header
     text = path.read_text()
-    assert text.count(old) >= 1
-    path.write_text(text.replace(old, new))
+    parts = text.split(old)
+    assert len(parts) > occurrence + 1
+    changed = old.join(parts[: occurrence + 1]) + new + old.join(parts[occurrence + 1 :])
+    path.write_text(changed)
     code = folder / "code"
     built = code_objects.find("vllm", "gfx950")
     chosen = toolchain.usable(built.toolchain)
