@@ -174,7 +174,7 @@ MUTANTS = {
     "ties-unbounded": (
         "include/topk_lab/emission.hpp",
         "if (slot < k) select_into(selected, slot, bits, position);",
-        "select_into(selected, slot, bits, position);",
+        "if (slot <= k + 4096) select_into(selected, slot, bits, position);",
     ),
 }
 
