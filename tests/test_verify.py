@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from topk_lab import registry, results, targets, verify
+from topk_lab import registry, results, targets, verify, workloads
+from topk_lab.contract import assert_exact
 
 LISTS = ("masked_replay", "mixed_replay", "one_d_lengths", "neg_inf_rule")
 
@@ -156,16 +157,11 @@ def test_emulated_selection_takes_starts_values_and_strided_rows(amd_target):
     }
     for variant in ("vllm_k512", "vllm_generic"):
         outcome = targets.run(amd_target, variant, logits, 512, values=True, **given)
-        from topk_lab.contract import assert_exact
-
         assert_exact(logits, outcome.indices, values=outcome.values, **given)
 
 
 @pytest.mark.parametrize("k", [1, 2, 63, 1024, 2048])
 def test_generic_takes_any_k_up_to_2048(amd_target, k):
-    from topk_lab import workloads
-    from topk_lab.contract import assert_exact
-
     for num_cols in (3000, 13_000):
         logits = workloads.make("normal", 2, num_cols)
         assert_exact(logits, targets.run(amd_target, "vllm_generic", logits, k).indices)
@@ -173,8 +169,6 @@ def test_generic_takes_any_k_up_to_2048(amd_target, k):
 
 @pytest.mark.parametrize("ends", [[-1, 0, 511, 512, 513, -(2**31), 2**31 - 1]])
 def test_lengths_outside_the_row_are_clamped(vllm_target, ends):
-    from topk_lab.contract import assert_exact
-
     logits = np.broadcast_to(np.arange(1024, dtype=np.float32), (len(ends), 1024))
     given = {"row_ends": np.array(ends, np.int32)}
     for variant in ("vllm_k512", "vllm_generic"):
@@ -189,3 +183,15 @@ def test_variants_refuse_targets_that_they_do_not_run_on():
         targets.run("gfx950", "vllm_k512", np.zeros((1, 8)), 2)
     everywhere = {"numba", *targets.AMD_TARGETS, *targets.DEVICE_TARGETS}
     assert set(registry.VARIANTS["vllm_k512"].targets) == everywhere
+
+
+def test_sound_kernels_raise_no_false_alarm_in_50_seeds(amd_target):
+    calls = {
+        "vllm_k512": (workloads.make("masked_blocks", 1, 16_385), 8),
+        "vllm_generic": (workloads.make("few_values", 2, 1600), 0),
+    }
+    for variant, (logits, splits) in calls.items():
+        for seed in range(50):
+            outcome = targets.run(amd_target, variant, logits, 512, seed=seed)
+            assert_exact(logits, outcome.indices)
+            assert set(outcome.splits.tolist()) == {splits}

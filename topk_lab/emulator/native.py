@@ -21,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,7 +53,6 @@ _COMPILER_NAMES = ("cc", "gcc", "clang", "clang-22")
 _FLAGS = (
     "-std=gnu11",
     "-O3",
-    "-shared",
     "-fPIC",
     "-w",
     "-ffp-contract=off",
@@ -255,11 +255,21 @@ def _compile(compiler: Compiler, library: Path) -> str | None:
             "ZIG_GLOBAL_CACHE_DIR": scratch,
             "ZIG_LOCAL_CACHE_DIR": scratch,
         }
-        units = [str(_SOURCES / unit) for unit in _UNITS]
-        command = [*compiler.command, *compiler.flags, *units, "-o", str(made), "-lm"]
-        done = subprocess.run(command, capture_output=True, text=True, env=environment)
-        if done.returncode != 0:
-            return (done.stderr or done.stdout).strip()
+
+        def run(*arguments: str) -> str | None:
+            command = [*compiler.command, *compiler.flags, *arguments]
+            done = subprocess.run(command, capture_output=True, text=True, env=environment)
+            return (done.stderr or done.stdout).strip() if done.returncode else None
+
+        objects = [str(Path(scratch) / f"{unit}.o") for unit in _UNITS]
+        with ThreadPoolExecutor(len(_UNITS)) as pool:
+            complaints = pool.map(
+                lambda unit, to: run("-c", str(_SOURCES / unit), "-o", to), _UNITS, objects
+            )
+        complaint = next(filter(None, complaints), None)
+        complaint = complaint or run("-shared", *objects, "-o", str(made), "-lm")
+        if complaint:
+            return complaint
         os.replace(made, library)
     return None
 
