@@ -348,6 +348,12 @@ def test_arguments_that_a_device_would_refuse(gfx950: Emulator) -> None:
         run(gfx950, "places", out, out, block=1025)
     with pytest.raises(ValueError, match=r"grid must be one to three positive sizes, got \(2, 0\)"):
         run(gfx950, "places", out, out, grid=(2, 0))
+    with pytest.raises(ValueError, match="grid must be one to three positive sizes"):
+        run(gfx950, "places", out, out, grid=(1.5, 1))
+    with pytest.raises(ValueError, match=r"grid must hold fewer than 2\*\*32 threads"):
+        run(gfx950, "places", out, out, grid=2**26, block=64)
+    with pytest.raises(ValueError, match="step_limit must be positive"):
+        run(gfx950, "places", out, out, step_limit=-1)
     with pytest.raises(ValueError, match="dynamic_lds must be 0 to 163840 for places on gfx950"):
         run(gfx950, "places", out, out, dynamic_lds=163844)
     with pytest.raises(ValueError, match="seed must not be negative, got -1"):

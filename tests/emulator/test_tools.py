@@ -147,6 +147,17 @@ def test_nothing_is_done_twice(
         launch(Emulator(objects["gfx942"], cache_dir=warm_cache))
 
 
+@pytest.mark.parametrize("damage", [b"", b"garbage", None])
+def test_a_damaged_file_in_the_cache_is_made_anew(
+    objects: dict[str, CodeObject], warm_cache: Path, damage: bytes | None
+) -> None:
+    first = launch(Emulator(objects["gfx950"], cache_dir=warm_cache))
+    for kept in warm_cache.glob("program-*.npz"):
+        content = kept.read_bytes()
+        kept.write_bytes(content[: len(content) // 2] if damage is None else damage)
+    assert launch(Emulator(objects["gfx950"], cache_dir=warm_cache)) == first
+
+
 def test_kernels_are_prepared_together(objects: dict[str, CodeObject], warm_cache: Path) -> None:
     Emulator(objects["gfx90a"], cache_dir=warm_cache).prepare(jobs=2)
     assert len(list(warm_cache.glob("program-*.npz"))) == 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import math
 import os
 import struct
 from collections.abc import Iterable, Sequence
@@ -80,7 +81,8 @@ class MemoryRegion:
 
 def _three(name: str, size: int | tuple[int, ...]) -> tuple[int, int, int]:
     sizes = (size,) if isinstance(size, int | np.integer) else tuple(size)
-    if not 1 <= len(sizes) <= 3 or any(n < 1 for n in sizes):
+    whole = all(isinstance(n, int | np.integer) for n in sizes)
+    if not whole or not 1 <= len(sizes) <= 3 or any(n < 1 for n in sizes):
         raise ValueError(f"{name} must be one to three positive sizes, got {size}")
     return (*map(int, sizes), 1, 1)[:3]
 
@@ -287,6 +289,10 @@ class Emulator:
         grid, block = _three("grid", grid), _three("block", block)
         lds_bytes = described.lds + dynamic_lds
         self._check(described, block, params, dynamic_lds)
+        if math.prod(grid) * math.prod(block) >= 2**32:
+            raise ValueError(f"grid must hold fewer than 2**32 threads, got {grid} of {block}")
+        if step_limit is not None and not 0 < step_limit < 2**63:
+            raise ValueError(f"step_limit must be positive and below 2**63, got {step_limit}")
         if seed is not None and seed < 0:
             raise ValueError(f"seed must not be negative, got {seed}")
         if count not in COUNTS:

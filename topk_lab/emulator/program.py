@@ -6,6 +6,7 @@ import hashlib
 import io
 import os
 import tempfile
+import zipfile
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -217,14 +218,23 @@ def prepare(
     parts = (native.source_digest().encode(), code_object.target.encode(), kernel.name.encode())
     key = hashlib.sha256(b"\0".join((*parts, code_object.code(kernel)))).hexdigest()[:32]
     path = folder / f"program-{key}.npz"
-    if path.exists():
-        with np.load(path) as stored:
-            return Program(**{name: stored[name] for name in stored.files})
+    kept = _kept(path)
+    if kept is not None:
+        return kept
     instructions = disassemble(code_object, kernel)
     translation = translate(kernel.name, instructions, runtime.handlers)
     program = _encode(translation, instructions, runtime)
     _store(program, path)
     return program
+
+
+def _kept(path: Path) -> Program | None:
+    """What the cache holds; a file that was damaged there counts as none, and is made anew."""
+    try:
+        with path.open("rb") as file, np.load(file) as stored:
+            return Program(**{name: stored[name] for name in stored.files})
+    except (OSError, EOFError, ValueError, TypeError, KeyError, zipfile.BadZipFile):
+        return None
 
 
 def _store(program: Program, path: Path) -> None:
