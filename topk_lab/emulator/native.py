@@ -52,7 +52,8 @@ _UNITS = ("vector.c", "scalar.c", "memory.c", "schedule.c")
 _COMPILER_NAMES = ("cc", "gcc", "clang", "clang-22")
 _FLAGS = (
     "-std=gnu11",
-    "-O3",
+    "-O2",
+    "-ftree-vectorize",
     "-fPIC",
     "-w",
     "-ffp-contract=off",
