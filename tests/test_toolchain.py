@@ -147,3 +147,15 @@ def test_manifest_lists_every_object_once(tmp_path):
     manifest = json.loads((tmp_path / "manifest.json").read_text())
     assert manifest["objects"] == [{"object": "a.hsaco"}]
     assert manifest["files"] == toolchain.file_hashes(KERNELS)
+
+
+def test_nvcc_that_can_not_compile_does_not_count(tmp_path):
+    done = run_script("probe-nvcc", PATH=str(tmp_path))
+    assert done.returncode == 1
+    assert "none of nvcc was found" in done.stderr
+    broken = tmp_path / "nvcc"
+    broken.write_text("#!/bin/sh\nexit 1\n")
+    broken.chmod(0o755)
+    done = run_script("probe-nvcc", PATH=f"{tmp_path}:/bin:/usr/bin")
+    assert done.returncode == 1
+    assert "exited with 1" in done.stderr

@@ -454,6 +454,17 @@ def _command_choose(arguments: argparse.Namespace) -> None:
     print(f"kernels: {toolchain.name} ({toolchain.version})")
 
 
+def _command_probe_nvcc(arguments: argparse.Namespace) -> None:
+    nvcc = _on_path("nvcc")
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder) / "probe.hip"
+        source.write_text(_PROBE)
+        include = f"-I{kernels_folder() / 'shim'}"
+        output = str(Path(folder) / "probe.cubin")
+        arch = f"-arch=sm_{_CUDA_SHOWN}"
+        _run([nvcc, "-x", "cu", "-std=c++20", "-cubin", arch, include, str(source), "-o", output])
+
+
 def _command_compile(arguments: argparse.Namespace) -> None:
     kernels, output, target = arguments.kernels, arguments.output, arguments.target
     source = kernels / arguments.source
@@ -517,12 +528,14 @@ def _command_show(arguments: argparse.Namespace) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Build steps: ``choose``, ``compile``, ``manifest``; and ``show`` what was built."""
+    """Build steps: ``choose``, ``probe-nvcc``, ``compile``, ``manifest``; and ``show``."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     commands = parser.add_subparsers(required=True)
     choosing = commands.add_parser("choose")
     choosing.add_argument("--output", type=Path, required=True)
     choosing.set_defaults(run=_command_choose)
+    probing = commands.add_parser("probe-nvcc")
+    probing.set_defaults(run=_command_probe_nvcc)
     compiling = commands.add_parser("compile")
     compiling.add_argument("--choice", type=Path)
     compiling.add_argument("--kernels", type=Path, required=True)
