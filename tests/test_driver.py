@@ -550,15 +550,15 @@ def operator(request, hip, monkeypatch):
     """`topk_lab.topk` on CPU tensors, launched on a device of the stand-in."""
     import torch
 
-    from topk_lab import ops
+    from topk_lab.ops import operators
 
-    monkeypatch.setattr(ops, "_place", lambda logits: ("hip", INDEX[request.param]))
-    monkeypatch.setattr(ops, "_stream", lambda index: 0)
-    monkeypatch.setattr(ops, "_device_calls", {})
+    monkeypatch.setattr(operators, "_place", lambda logits: ("hip", INDEX[request.param]))
+    monkeypatch.setattr(operators, "current_stream", lambda index: 0)
+    monkeypatch.setattr(operators, "_device_calls", {})
     library = torch.library.Library("topk_lab", "IMPL")
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Warning only once for all operators")
-        library.impl("topk_out", ops._topk_out_device, "CPU", allow_override=True)
+        library.impl("topk_out", operators._topk_out_device, "CPU", allow_override=True)
     yield request.param
     library._destroy()
 

@@ -7,7 +7,7 @@ import pytest
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
-from topk_lab import claims, figures, results
+from topk_lab import claims, figures, models, results
 from topk_lab.reference import trace
 
 matplotlib.use("agg")
@@ -204,3 +204,303 @@ def test_given_axes_are_drawn_on_and_pyplot_is_left_alone(masked_trace):
 def test_an_empty_frame_is_refused():
     with pytest.raises(ValueError, match="frame must hold lines with columns target"):
         figures.exactness_grid(results.load([]))
+
+
+def sweep(*lines, cache="warm"):
+    """Records of times; one resident block on each of 132 units, two of 512 threads."""
+    names = ("block_size", "num_rows", "num_cols", "median_us")
+    return pd.DataFrame(
+        [
+            dict(zip(names, line, strict=True))
+            | {
+                "policy": {"block_size": line[0]},
+                "q1_us": line[3] - 1,
+                "q3_us": line[3] + 2,
+                "cache": cache,
+                "kind": "measured",
+                "device": "NVIDIA H200",
+                "workload_args": {},
+                "counters": {"resident_blocks": 132 * 1024 // line[0]},
+            }
+            for line in lines
+        ]
+    ).drop(columns="block_size")
+
+
+def points(line):
+    return list(zip(line.get_xdata(), line.get_ydata(), strict=True))
+
+
+def legend(ax):
+    return [text.get_text() for legend in ax.figure.legends for text in legend.get_texts()]
+
+
+TIMES = (
+    (512, 8, 2048, 10.0),
+    (512, 300, 2048, 20.0),
+    (1024, 8, 2048, 7.0),
+    (1024, 300, 2048, 22.0),
+    (512, 8, 32768, 40.0),
+)
+
+
+def test_latency_has_a_panel_a_length_and_a_line_a_block_size():
+    frame = pd.concat([sweep(*TIMES), sweep((512, 8, 32768, 50.0), cache="cold")])
+    held = sweep((512, 16, 2048, 99.0)).assign(workload_args=[{"blocks_per_unit": 1}])
+    axes = figures.latency_by_rows(pd.concat([frame, held]))
+    assert [ax.get_title("left") for ax in axes] == ["2048 columns", "32768 columns"]
+    drawn = [
+        {c.get_label(): points(c.lines[0]) for c in ax.containers if c.get_label()} for ax in axes
+    ]
+    assert drawn == [
+        {
+            "512 threads, warm": [(8, 10), (300, 20)],
+            "1024 threads, warm": [(8, 7), (300, 22)],
+        },
+        {"512 threads, cold": [(8, 50)], "512 threads, warm": [(8, 40)]},
+    ]
+    (whiskers,) = axes[0].containers[0].lines[2]
+    assert [segment[:, 1].tolist() for segment in whiskers.get_segments()] == [[9, 12], [19, 22]]
+    assert (axes[0].get_xscale(), axes[0].get_yscale()) == ("log", "log")
+    assert legend(axes[0]) == [
+        "512 threads, warm: measured, NVIDIA H200",
+        "512 threads, cold: measured, NVIDIA H200",
+        "1024 threads, warm: measured, NVIDIA H200",
+        "rows pass a multiple of the resident blocks",
+    ]
+
+
+def test_latency_marks_where_another_wave_begins():
+    axes = figures.latency_by_rows(sweep(*TIMES))
+    hairlines = [
+        (to_hex(line.get_color()), line.get_xdata()[0])
+        for line in axes[0].lines
+        if line.get_linewidth() < 1
+    ]
+    # 512 threads: 264 resident blocks, 1024 threads: 132, both below 300 rows.
+    assert hairlines == [
+        (figures.BLUE, 264),
+        (figures.VERMILION, 132),
+        (figures.VERMILION, 264),
+    ]
+    assert not [line for line in axes[1].lines if line.get_linewidth() < 1]
+
+
+def test_latency_shows_published_points_hollow_where_they_belong():
+    axes = figures.latency_by_rows(sweep(*TIMES), models.published_times())
+    hollow = [[line for line in ax.lines if line.get_markerfacecolor() == "white"] for ax in axes]
+    assert hollow[0] == []
+    (line,) = hollow[1]
+    assert points(line) == [(8, 36.8), (256, 36.8)]
+    assert line.get_linestyle() == "None"
+    assert to_hex(line.get_markeredgecolor()) == figures.BLUE
+    assert "512 threads: published, AMD Instinct MI355X (gfx950)" in legend(axes[0])
+
+
+def test_latency_draws_the_steps_of_a_fit_and_no_fit_that_is_none():
+    fit = {
+        "block_size": 1024,
+        "num_cols": 2048,
+        "cache": "warm",
+        "held": False,
+        "resident_blocks": 132,
+        "fixed_us": 2.0,
+        "per_wave_us": 5.0,
+    }
+    model = pd.DataFrame([fit, fit | {"num_cols": 32768, "fixed_us": np.nan}, fit | {"held": True}])
+    axes = figures.latency_by_rows(sweep(*TIMES), model=model)
+    (steps,) = axes[0].patches
+    values, edges, _ = steps.get_data()
+    assert values.tolist() == [7, 12, 17]
+    assert edges.tolist() == [1, 132, 264, 300]
+    assert not axes[1].patches
+    assert "model: fixed + per wave of blocks" in legend(axes[0])
+
+
+def test_latency_refuses_two_devices_two_kinds_and_too_few_axes():
+    frame = sweep(*TIMES)
+    with pytest.raises(ValueError, match="measured must hold one device"):
+        figures.latency_by_rows(frame.assign(device=["a", "b", "b", "b", "b"]))
+    with pytest.raises(ValueError, match="numbers of one kind"):
+        figures.latency_by_rows(frame.assign(kind=["measured"] + ["published"] * 4))
+    with pytest.raises(ValueError, match="one time a block size, cache and shape"):
+        figures.latency_by_rows(pd.concat([frame, frame]))
+    with pytest.raises(ValueError, match="variants with a block size only"):
+        figures.latency_by_rows(frame.assign(policy=[{}] * 5))
+    with pytest.raises(ValueError, match="axes must be one for each of 2 lengths, got 1"):
+        figures.latency_by_rows(frame, axes=[Figure().subplots()])
+    with pytest.raises(ValueError, match="lines with columns num_rows"):
+        figures.latency_by_rows(frame[:0])
+
+
+def ratios(*lines):
+    names = ("cache", "num_cols", "speedup", "low", "high")
+    return pd.DataFrame([dict(zip(names, line, strict=True)) for line in lines]).assign(
+        baseline="block512", candidate="block1024", kind="measured", device="NVIDIA H200"
+    )
+
+
+def test_speedups_stand_beside_the_published_ones():
+    measured = ratios(
+        ("warm", 32768, 1.5, 1.4, 1.7), ("warm", 2048, 1.0, 0.9, 1.1), ("cold", 2048, 1.1, 1.0, 1.2)
+    )
+    ax = figures.speedup_by_length(measured, results.load_published("sglang_36004_kernel"))
+    warm, cold = ax.containers
+    assert warm.lines[0].get_ydata().tolist() == [1.0, 1.5]
+    assert warm.lines[0].get_xdata() == pytest.approx([2048, 32768], rel=0.02)
+    assert cold.lines[0].get_xdata()[0] > 2048 > warm.lines[0].get_xdata()[0]
+    segments = [segment[:, 1].tolist() for segment in warm.lines[2][0].get_segments()]
+    assert segments == [pytest.approx([0.9, 1.1]), pytest.approx([1.4, 1.7])]
+    (published,) = [line for line in ax.lines if line.get_markerfacecolor() == "white"]
+    assert points(published) == [(2048, 1.07), (8192, 1.30), (16384, 1.43), (32768, 1.60)]
+    assert texts(ax) == ["1.07x", "1.30x", "1.43x", "1.60x"]
+    assert [text.get_text() for text in ax.get_legend().get_texts()] == [
+        "published, AMD Instinct MI355X (gfx950)",
+        "warm: measured, NVIDIA H200",
+        "cold: measured, NVIDIA H200",
+    ]
+    assert ax.get_ylabel() == "time of block512 /\ntime of block1024"
+
+
+def test_speedups_of_several_pairs_or_kinds_are_refused():
+    measured = ratios(("warm", 2048, 1.0, 0.9, 1.1), ("warm", 4096, 1.0, 0.9, 1.1))
+    with pytest.raises(ValueError, match="measured must hold one pair of variants"):
+        figures.speedup_by_length(measured.assign(candidate=["a", "b"]))
+    with pytest.raises(ValueError, match="numbers of one kind"):
+        figures.speedup_by_length(measured.assign(kind=["measured", "emulated"]))
+
+
+def counts(*lines):
+    names = ("variant", "block_size", "counter", "value")
+    return pd.DataFrame([dict(zip(names, line, strict=True)) for line in lines]).assign(
+        kind="emulated", target="gfx950"
+    )
+
+
+def test_counts_are_bars_with_their_value_written():
+    frame = counts(
+        ("block1024", 1024, "waves", 16),
+        ("block512", 512, "waves", 8),
+        ("block512", 512, "atomics_per_wave", 4123.25),
+        ("block1024", 1024, "atomics_per_wave", 512.5),
+    )
+    axes = figures.counts_by_threads(frame)
+    assert [ax.get_title("left") for ax in axes] == ["waves", "atomics per wave"]
+    assert [[bar.get_height() for bar in ax.patches] for ax in axes] == [[8, 16], [4123.25, 512.5]]
+    assert [texts(ax) for ax in axes] == [["8", "16"], ["4,123", "512.5"]]
+    assert [to_hex(bar.get_facecolor()) for bar in axes[0].patches] == [
+        figures.BLUE,
+        figures.VERMILION,
+    ]
+    assert [label.get_text() for label in axes[0].get_xticklabels()] == ["512", "1024"]
+    assert axes[0].figure.get_suptitle() == "emulated, gfx950, by threads a block"
+
+
+def test_counts_stand_by_block_size_however_the_variant_spells_it():
+    frame = counts(("block1024", 1024, "waves", 16), ("block1024[block_size=256]", 256, "waves", 4))
+    (ax,) = figures.counts_by_threads(frame)
+    assert [bar.get_height() for bar in ax.patches] == [4, 16]
+    assert ax.figure.get_suptitle() == "emulated, gfx950, by threads a block"
+
+
+def test_counts_of_variants_of_one_block_size_stand_side_by_side():
+    frame = counts(
+        ("block512", 512, "waves", 8),
+        ("block1024", 1024, "waves", 16),
+        ("block1024[overflow=rescan]", 1024, "waves", 17),
+    )
+    (ax,) = figures.counts_by_threads(frame)
+    heights = [bar.get_height() for bar in ax.patches]
+    assert heights[:2] == [8, 16]
+    assert np.isnan(heights[2])
+    assert heights[3] == 17
+    assert texts(ax) == ["8", "16", "", "17"]
+    first, second = ax.patches[1], ax.patches[3]
+    assert first.get_x() + first.get_width() < second.get_x()
+    assert ax.figure.get_suptitle().endswith("light: blockN, blockN[overflow=rescan]")
+    with pytest.raises(ValueError, match="one value for each variant and counter"):
+        figures.counts_by_threads(pd.concat([frame, frame]))
+
+
+def recalls(kind, device, *lines):
+    names = ("workload", "overflow", "capacity", "recall", "expected")
+    return pd.DataFrame([dict(zip(names, line, strict=True)) for line in lines]).assign(
+        num_cols=32768, k=1024, kind=kind, device=device
+    )
+
+
+def test_recall_has_a_line_a_distribution_and_a_lane_a_capacity():
+    frame = pd.concat(
+        [
+            recalls(
+                "emulated",
+                "gfx950",
+                ("tiny", "drop", 5120, 0.31, 0.313),
+                ("tiny", "drop", 16384, 0.99, 1.0),
+                ("tiny", "rescan", 5120, 1.0, np.nan),
+                ("normal", "drop", 5120, 1.0, 1.0),
+            ),
+            recalls("measured", "NVIDIA H200", ("tiny", "drop", 5120, 0.32, 0.313)),
+        ]
+    )
+    ax = figures.recall_by_distribution(frame)
+    assert [label.get_text() for label in ax.get_yticklabels()] == [
+        "tiny\n32768 columns, k 1024",
+        "normal\n32768 columns, k 1024",
+    ]
+    marks = [line for line in ax.lines if line.get_marker() not in ("|", "None")]
+    shown = [
+        (line.get_marker(), to_hex(line.get_markerfacecolor()), line.get_xdata()[0])
+        for line in marks
+    ]
+    emulated, measured = figures.VERMILION, figures.BLUE
+    assert shown == [
+        ("o", emulated, 0.31),
+        ("s", emulated, 0.99),
+        ("*", emulated, 1.0),
+        ("o", emulated, 1.0),
+        ("o", measured, 0.32),
+    ]
+    heights = [line.get_ydata()[0] for line in marks]
+    assert [round(height) for height in heights] == [0, 0, 0, 1, 0]
+    assert len({heights[0], heights[1], heights[2], heights[4]}) == 4
+    ticks = [points(line)[0] for line in ax.lines if line.get_marker() == "|"]
+    assert [x for x, _ in ticks] == [0.313, 1.0, 1.0, 0.313]
+    assert ticks[0][1] == heights[0]
+    assert legend(ax) == [
+        "drop beyond 5120",
+        "drop beyond 16384",
+        "rescan",
+        "expected",
+        "measured, NVIDIA H200",
+        "emulated, gfx950",
+    ]
+
+
+def test_recall_of_the_numpy_model_is_hollow():
+    ax = figures.recall_by_distribution(models.published_recall())
+    marks = [line for line in ax.lines if line.get_marker() not in ("|", "None")]
+    assert len(marks) == 21
+    assert {line.get_markerfacecolor() for line in marks} == {"white"}
+    assert min(line.get_xdata()[0] for line in marks) == 0.262
+    assert legend(ax)[-1] == "derived, a NumPy model"
+
+
+def test_new_figures_leave_pyplot_alone():
+    from matplotlib import pyplot
+
+    before = dict(matplotlib.rcParams)
+    axes = Figure().subplots(2)
+    assert list(figures.latency_by_rows(sweep(*TIMES), axes=axes)) == list(axes)
+    for draw, frame in (
+        (figures.speedup_by_length, ratios(("warm", 2048, 1.0, 0.9, 1.1))),
+        (figures.recall_by_distribution, models.published_recall()),
+    ):
+        ax = Figure().subplots()
+        assert draw(frame, ax=ax) is ax
+    (ax,) = figures.counts_by_threads(
+        counts(("block512", 512, "waves", 8)), axes=[Figure().subplots()]
+    )
+    assert ax.patches[0].get_height() == 8
+    assert pyplot.get_fignums() == []
+    assert dict(matplotlib.rcParams) == before

@@ -17,6 +17,7 @@ _HOMES = {
     "find_violations": "contract",
     "row_ends_from": "contract",
     "topk": "ops",
+    "topk_paged": "ops",
     "trace": "reference",
     "variants": "targets",
     "workspace_size": "ops",

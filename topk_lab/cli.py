@@ -250,7 +250,7 @@ def verify(variant: str, target: str, names: str, seed: int | None, record: Path
     failures = 0
     for check in _progress(planned, "verify"):
         finding = verifying.run(check)
-        failures += finding.status != check.due
+        failures += not check.holds(finding)
         if recorder is not None:
             verifying.record(recorder, check, finding)
         click.echo(verifying.line(check, finding))

@@ -18,8 +18,11 @@ step  key                    bits      counted if               one bin holds
 3     float32, complemented  [9:0]     bits [31:10] as found    one float
 ====  =====================  ========  =======================  ============================
 
-Source: the bins are those of vLLM ``csrc/libtorch_stable/sampler.cu``; the rounding is IEEE 754's
-to nearest, ties to even.
+The SGLang kernels cut 256 bins at a time from `order_key` itself, so that the best bin is the last:
+the upper 8 bits of the float16 key first, then the float32 key from the top, 8 bits a pass.
+
+Source: the bins are those of vLLM ``csrc/libtorch_stable/sampler.cu`` and of SGLang
+``csrc/elementwise/deepseek_v4_topk.cu``; the rounding is IEEE 754's to nearest, ties to even.
 """
 
 from __future__ import annotations
@@ -31,13 +34,17 @@ __all__ = [
     "NAN_BITS",
     "NEG_INF_BITS",
     "NUM_BINS",
+    "NUM_DIGIT_BINS",
+    "NUM_PASSES",
     "NUM_STEPS",
     "PAD_BITS",
     "canonical_bits",
     "canonical_key",
+    "coarse_bin",
     "complement_key",
     "extend_prefix",
     "half_bits",
+    "key_digit",
     "order_key",
     "step_bin",
     "step_matches",
@@ -45,6 +52,9 @@ __all__ = [
 
 NUM_STEPS = 4
 NUM_BINS = 2048
+
+NUM_PASSES = 5  # of the SGLang lineage: coarse, and the four digits of the key
+NUM_DIGIT_BINS = 256
 
 # The one NaN: complement key 0, bin 0 in every step.
 NAN_BITS = np.uint32(0x7FFFFFFF)
@@ -174,3 +184,22 @@ def extend_prefix(step, prefix, threshold_bin):
     if step == 2:
         return np.uint32(prefix | np.uint32(threshold_bin << 10))
     return np.uint32(prefix)
+
+
+@njit
+def coarse_bin(bits):
+    """Bin of a logit in the SGLang lineage's first pass: uint32 -> int64 in [0, 256), best last.
+
+    The upper 8 bits of the float16 key: sign, exponent and 2 bits of the mantissa. A NaN must have
+    gone through `canonical_bits` before.
+    """
+    half = half_bits(bits)
+    if half & np.uint32(0x8000):
+        return np.int64((~half & np.uint32(0xFFFF)) >> np.uint32(8))
+    return np.int64((half | np.uint32(0x8000)) >> np.uint32(8))
+
+
+@njit
+def key_digit(key, shift):
+    """Bin of a logit in a later pass: (uint32 order key, int64) -> int64 in [0, 256)."""
+    return np.int64((key >> np.uint32(shift)) & np.uint32(NUM_DIGIT_BINS - 1))

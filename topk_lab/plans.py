@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from topk_lab.schedules import (
     GENERIC_RANK_COUNT_COLUMNS,
+    StashPolicy,
     Variant,
     gate_refusal,
     max_splits,
@@ -20,9 +21,11 @@ from topk_lab.schedules import (
 )
 
 __all__ = [
+    "NUM_PASSES",
     "NUM_STEPS",
     "Buffer",
     "Launch",
+    "Paging",
     "Plan",
     "Shape",
     "TopKParams",
@@ -30,7 +33,11 @@ __all__ = [
     "workspace_bytes",
 ]
 
+# Records of a traced block: radix steps of the vLLM lineage, passes of the SGLang lineage.
 NUM_STEPS = 4
+NUM_PASSES = 5
+
+PAGE_TRANSFORM_BLOCK_SIZE = 256
 
 # Grids count threads in 32 bits on AMD devices, and blocks have up to 1024 of them.
 MAX_ROWS = 2**32 // 1024 - 1
@@ -48,15 +55,42 @@ class TopKParams(ctypes.Structure):
         ("split_indices", ctypes.c_uint64),
         ("split_logits", ctypes.c_uint64),
         ("trace", ctypes.c_uint64),
+        ("page_table", ctypes.c_uint64),
+        ("slots", ctypes.c_uint64),
         ("row_stride", ctypes.c_int64),
         ("indices_stride", ctypes.c_int64),
         ("values_stride", ctypes.c_int64),
+        ("page_table_stride", ctypes.c_int64),
+        ("slots_stride", ctypes.c_int64),
         ("num_rows", ctypes.c_int32),
         ("num_cols", ctypes.c_int32),
         ("next_n", ctypes.c_int32),
         ("k", ctypes.c_int32),
         ("max_splits", ctypes.c_int32),
+        ("page_bits", ctypes.c_int32),
+        ("table_next_n", ctypes.c_int32),
+        ("order", ctypes.c_int32),
     )
+
+
+@dataclass(frozen=True)
+class Paging:
+    """All of a page transform that the launches depend on.
+
+    Attributes
+    ----------
+    table_stride, slots_stride : int
+        Elements from one row to the next, of the page table and of the slots.
+    bits : int
+        A page holds ``2**bits`` columns.
+    next_n : int
+        Rows that share a row of the table.
+    """
+
+    table_stride: int
+    slots_stride: int
+    bits: int
+    next_n: int = 1
 
 
 @dataclass(frozen=True)
@@ -67,24 +101,32 @@ class Shape:
     ----------
     num_rows, num_cols, k : int
         Shape of the logits, and indices a row.
-    row_stride, indices_stride : int
+    row_stride : int
         Elements from one row to the next.
+    indices_stride : int or None
+        None where slots alone are wanted.
     values_stride : int or None
         None where no values are wanted.
     next_n : int
         0 where every row has its own end, else the rows that share a sequence length.
     has_row_starts : bool
         Whether rows begin at columns of their own.
+    order : {"any", "index"}
+        Of a row's answer.
+    paging : Paging or None
+        Whether slots of a paged cache are wanted.
     """
 
     num_rows: int
     num_cols: int
     k: int
     row_stride: int
-    indices_stride: int
+    indices_stride: int | None
     values_stride: int | None = None
     next_n: int = 0
     has_row_starts: bool = False
+    order: str = "any"
+    paging: Paging | None = None
 
 
 @dataclass(frozen=True)
@@ -93,8 +135,9 @@ class Buffer:
 
     Attributes
     ----------
-    name : {"logits", "row_ends", "row_starts", "indices", "values", "workspace", "trace"}
-        Which buffer.
+    name : str
+        Which buffer: logits, row_ends, row_starts, indices, values, workspace, page_table, slots or
+        trace.
     offset : int
         Bytes from its start.
     """
@@ -164,7 +207,7 @@ class Plan:
     workspace_bytes : int
         As the function `workspace_bytes` says.
     trace_shape : tuple of int
-        (num_rows, max_splits + 1, 4) records of a traced plan.
+        Records of a traced plan: rows, blocks a row, steps a block.
     """
 
     variant: Variant
@@ -229,39 +272,98 @@ def plan(variant: str, shape: Shape, *, study: bool = False, traced: bool = Fals
         raise ValueError(f"variant {chosen} is not compiled; it runs on target numba only")
 
     splits = max_splits(chosen.name, shape.num_rows, shape.num_cols)
-    slots = shape.num_rows * splits * shape.k
+    stashing = isinstance(chosen.policy, StashPolicy)
+    launches: tuple[Launch, ...] = ()
+    if shape.num_rows:
+        launches = (_stash_launches if stashing else _split_launches)(chosen, shape, traced)
+    return Plan(
+        variant=chosen,
+        launches=launches,
+        max_splits=splits,
+        workspace_bytes=workspace_bytes(chosen.name, shape.num_rows, shape.num_cols, shape.k),
+        trace_shape=(shape.num_rows, 1, NUM_PASSES)
+        if stashing
+        else (shape.num_rows, splits + 1, NUM_STEPS),
+    )
+
+
+def _prefix(chosen: Variant) -> str:
+    """What the names of a variant's kernels begin with."""
+    return f"{chosen.name}_{chosen.ablation}" if chosen.ablation else chosen.name
+
+
+def _params(shape: Shape, splits: int) -> TopKParams:
+    """The scalars of a launch."""
+    paging = shape.paging
     params = TopKParams(
         row_stride=shape.row_stride,
-        indices_stride=shape.indices_stride,
+        indices_stride=shape.indices_stride or 0,
         values_stride=shape.values_stride or 0,
         num_rows=shape.num_rows,
         num_cols=shape.num_cols,
         next_n=shape.next_n,
         k=shape.k,
         max_splits=splits,
+        table_next_n=1,
+        order=("any", "index").index(shape.order),
     )
-    pointers = [
-        ("logits", Buffer("logits")),
-        ("row_ends", Buffer("row_ends")),
-        ("indices", Buffer("indices")),
-    ]
-    if shape.has_row_starts:
-        pointers.append(("row_starts", Buffer("row_starts")))
+    if paging:
+        params.page_table_stride = paging.table_stride
+        params.slots_stride = paging.slots_stride
+        params.page_bits = paging.bits
+        params.table_next_n = paging.next_n
+        if shape.indices_stride is None:
+            params.indices_stride = paging.slots_stride
+    return params
+
+
+def _read_pointers(shape: Shape) -> list[tuple[str, Buffer]]:
+    names = ["logits", "row_ends", *(["row_starts"] if shape.has_row_starts else [])]
+    return [(name, Buffer(name)) for name in names]
+
+
+def _stash_launches(chosen: Variant, shape: Shape, traced: bool) -> tuple[Launch, ...]:
+    """One launch: a block a row, the page transform fused."""
+    policy = chosen.policy
+    written = ["indices"] if shape.indices_stride is not None else []
+    written += ["values"] if shape.values_stride is not None else []
+    written += ["page_table", "slots"] if shape.paging else []
+    written += ["trace"] if traced else []
+    return (
+        Launch(
+            f"{_prefix(chosen)}_select{'_traced' if traced else ''}",
+            (shape.num_rows, 1),
+            policy.block_size,
+            policy.stash_kib * 1024,
+            bytes(_params(shape, 1)),
+            (*_read_pointers(shape), *((name, Buffer(name)) for name in written)),
+        ),
+    )
+
+
+def _split_launches(chosen: Variant, shape: Shape, traced: bool) -> tuple[Launch, ...]:
+    """Select, merge where rows are split, and a page transform where one is wanted."""
+    policy = chosen.policy
+    splits = max_splits(chosen.name, shape.num_rows, shape.num_cols)
+    # Slots alone: the indices stand in their place until the transform.
+    indices = Buffer("slots" if shape.indices_stride is None else "indices")
+    pointers = [*_read_pointers(shape), ("indices", indices)]
     if shape.values_stride is not None:
         pointers.append(("values", Buffer("values")))
     if splits > 1:
         pointers.append(("split_indices", Buffer("workspace")))
-        pointers.append(("split_logits", Buffer("workspace", 4 * slots)))
+        split_slots = shape.num_rows * splits * shape.k
+        pointers.append(("split_logits", Buffer("workspace", 4 * split_slots)))
     if traced:
         pointers.append(("trace", Buffer("trace")))
 
-    policy = chosen.policy
-    prefix = f"{chosen.name}_{chosen.ablation}" if chosen.ablation else chosen.name
+    prefix = _prefix(chosen)
     select = prefix
     if chosen.name == "vllm_generic" and shape.num_cols < GENERIC_RANK_COUNT_COLUMNS:
         select = "vllm_generic_rank_count"
     suffix = "_traced" if traced else ""
     bits_kept = shape.values_stride is not None
+    scalars = bytes(_params(shape, splits))
 
     def launch(kernel: str, grid: tuple[int, int], block: int, keeps_bits: bool) -> Launch:
         return Launch(
@@ -269,28 +371,30 @@ def plan(variant: str, shape: Shape, *, study: bool = False, traced: bool = Fals
             grid,
             block,
             (8 if keeps_bits else 4) * shape.k,
-            bytes(params),
+            scalars,
             tuple(pointers),
         )
 
-    launches: list[Launch] = []
-    if shape.num_rows:
+    launches = [
+        launch(
+            f"{select}_select", (shape.num_rows, splits), policy.block_size, bits_kept or splits > 1
+        )
+    ]
+    if splits > 1:
         launches.append(
-            launch(
-                f"{select}_select",
-                (shape.num_rows, splits),
-                policy.block_size,
-                bits_kept or splits > 1,
+            launch(f"{prefix}_merge", (shape.num_rows, 1), policy.merge_block_size, bits_kept)
+        )
+    if shape.paging:
+        tail = [("indices", indices), ("page_table", Buffer("page_table"))]
+        tail.append(("slots", Buffer("slots")))
+        launches.append(
+            Launch(
+                "page_transform",
+                (shape.num_rows, 1),
+                PAGE_TRANSFORM_BLOCK_SIZE,
+                0,
+                scalars,
+                tuple(tail),
             )
         )
-        if splits > 1:
-            launches.append(
-                launch(f"{prefix}_merge", (shape.num_rows, 1), policy.merge_block_size, bits_kept)
-            )
-    return Plan(
-        variant=chosen,
-        launches=tuple(launches),
-        max_splits=splits,
-        workspace_bytes=workspace_bytes(chosen.name, shape.num_rows, shape.num_cols, shape.k),
-        trace_shape=(shape.num_rows, splits + 1, NUM_STEPS),
-    )
+    return tuple(launches)

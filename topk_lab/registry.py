@@ -61,6 +61,19 @@ VARIANTS = {
             ("numba", *EMULATED_TARGETS, *DEVICE_TARGETS),
             schedules.POLICIES["vllm_k512"].max_k,
         ),
+        *(
+            VariantInfo(
+                name,
+                description,
+                ("numba", *EMULATED_TARGETS, *DEVICE_TARGETS),
+                schedules.POLICIES[name].max_k,
+                orders=("any", "index"),
+            )
+            for name, description in (
+                ("sglang_block512", "SGLang before #36004, made exact: one block of 512 a row"),
+                ("sglang_block1024", "SGLang #36004, made exact: one block of 1024 threads a row"),
+            )
+        ),
         VariantInfo("torch", "baseline: torch.topk over order keys", ("torch",), None),
     )
 }

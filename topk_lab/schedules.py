@@ -1,10 +1,11 @@
 """Which policy does a variant have, and into how many splits does it cut a row?
 
-The truth is ``kernels/include/topk_lab/policy.hpp``; this module is the copy that plans and
-twins use. A test compares the two through the probe kernel of each code object, on every bound
-and on both sides of it.
+The truth is ``kernels/include/topk_lab/policy.hpp`` and ``stash_policy.hpp``; this module is the
+copy that plans and twins use. A test compares the two through the probe kernel of each code object,
+on every bound and on both sides of it.
 
-Source of the numbers: vLLM ``csrc/libtorch_stable/sampler.cu`` as of #56743.
+Source of the numbers: vLLM ``csrc/libtorch_stable/sampler.cu`` as of #56743; SGLang
+``csrc/elementwise/deepseek_v4_topk.cu`` as of #36004.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 __all__ = [
     "ABLATIONS",
     "POLICIES",
+    "StashPolicy",
     "TopKPolicy",
     "Variant",
     "active_splits",
@@ -27,6 +29,9 @@ KIBI = 1024
 
 FINAL_PADS = ("after_all", "neg_inf", "neg_flt_max")
 FINAL_ORDERS = ("rank_count", "radix_sort", "by_size")
+OVERFLOWS = ("rescan", "drop")
+# Of gfx950, of gfx942, and one that LDS of 64 KiB has no room for: the twin's alone.
+STASH_KIB = (40, 48, 128)
 
 # With final_order="by_size", up to this many final items are ranked, more are sorted.
 RANK_COUNT_LIMIT = 128
@@ -85,7 +90,47 @@ class TopKPolicy:
         return self.unsound_because is None
 
 
-POLICIES = {
+@dataclass(frozen=True)
+class StashPolicy:
+    """The named fields in which the SGLang kernels differ.
+
+    Attributes
+    ----------
+    block_size : int
+        Threads of a block: one block a row.
+    stash_kib : int
+        LDS of the stash (KiB): two lists of positions.
+    max_k : int
+        Largest k.
+    overflow : {"rescan", "drop"}
+        What becomes of a threshold bin that is larger than a list: its next digit is counted over
+        the row, or what comes too late is lost.
+    """
+
+    block_size: int
+    stash_kib: int
+    max_k: int
+    overflow: str
+
+    @property
+    def stash_capacity(self) -> int:
+        """Positions of 4 bytes that either of the two lists holds."""
+        return self.stash_kib * KIBI // 8
+
+    @property
+    def unsound_because(self) -> str | None:
+        """Why this policy may leave a winner out, or None if it can't."""
+        if self.overflow == "rescan":
+            return None
+        return f"overflow=drop loses candidates beyond {self.stash_capacity} in the threshold bin"
+
+    @property
+    def sound(self) -> bool:
+        """True if every result is exact."""
+        return self.unsound_because is None
+
+
+POLICIES: dict[str, TopKPolicy | StashPolicy] = {
     "vllm_generic": TopKPolicy(
         block_size=512,
         merge_block_size=1024,
@@ -106,6 +151,8 @@ POLICIES = {
         final_pad="neg_inf",
         final_order="by_size",
     ),
+    "sglang_block512": StashPolicy(block_size=512, stash_kib=40, max_k=1024, overflow="rescan"),
+    "sglang_block1024": StashPolicy(block_size=1024, stash_kib=40, max_k=1024, overflow="rescan"),
 }
 
 # The compiled departures from a policy: kernel-name suffix -> the fields that differ.
@@ -120,6 +167,18 @@ ABLATIONS = {
         "no_fits_rule_pad_neg_flt_max": {"fits_rule": False, "final_pad": "neg_flt_max"},
     },
     "vllm_generic": {},
+    "sglang_block512": {
+        "stash48": {"stash_kib": 48},
+        "drop": {"overflow": "drop"},
+        "drop_stash48": {"stash_kib": 48, "overflow": "drop"},
+    },
+    "sglang_block1024": {
+        "block256": {"block_size": 256},
+        "block768": {"block_size": 768},
+        "stash48": {"stash_kib": 48},
+        "drop": {"overflow": "drop"},
+        "drop_stash48": {"stash_kib": 48, "overflow": "drop"},
+    },
 }
 
 
@@ -131,12 +190,12 @@ class Variant:
     ----------
     name : str
         Key of `POLICIES`.
-    policy : TopKPolicy
+    policy : TopKPolicy or StashPolicy
         The policy, with any field changed that the caller named.
     """
 
     name: str
-    policy: TopKPolicy
+    policy: TopKPolicy | StashPolicy
 
     @property
     def changes(self) -> dict[str, object]:
@@ -144,7 +203,7 @@ class Variant:
         default = POLICIES[self.name]
         return {
             field.name: getattr(self.policy, field.name)
-            for field in dataclasses.fields(TopKPolicy)
+            for field in dataclasses.fields(default)
             if getattr(self.policy, field.name) != getattr(default, field.name)
         }
 
@@ -177,8 +236,12 @@ class Variant:
         return f"{self.name}[{fields}]"
 
 
-def _field_value(name: str, text: str) -> object:
-    default = getattr(POLICIES["vllm_k512"], name)
+# Fields that take one of few values.
+FIELD_WORDS = {"final_pad": FINAL_PADS, "final_order": FINAL_ORDERS, "overflow": OVERFLOWS}
+FIELD_NUMBERS = {"stash_kib": STASH_KIB}
+
+
+def _field_value(default: object, name: str, text: str) -> object:
     if isinstance(default, bool):
         if text not in ("true", "false"):
             raise ValueError(f"policy field {name} must be true or false, got {text!r}")
@@ -188,8 +251,13 @@ def _field_value(name: str, text: str) -> object:
             raise ValueError(
                 f"policy field {name} must be a whole number up to {MOST_OF_A_FIELD}, got {text!r}"
             )
+        allowed = FIELD_NUMBERS.get(name, (int(text),))
+        if int(text) not in allowed:
+            raise ValueError(
+                f"policy field {name} must be one of {', '.join(map(str, allowed))}, got {text}"
+            )
         return int(text)
-    allowed = {"final_pad": FINAL_PADS, "final_order": FINAL_ORDERS}[name]
+    allowed = FIELD_WORDS[name]
     if text not in allowed:
         raise ValueError(f"policy field {name} must be one of {', '.join(allowed)}, got {text!r}")
     return text
@@ -226,14 +294,14 @@ def parse_variant(text: str) -> Variant:
     if not rest.endswith("]"):
         raise ValueError(f"variant must read name[field=value,...], got {text!r}")
     changes: dict[str, object] = {}
-    known = [field.name for field in dataclasses.fields(TopKPolicy)]
+    known = [field.name for field in dataclasses.fields(policy)]
     for item in filter(None, rest[:-1].split(",")):
         field, equals, value = (part.strip() for part in item.partition("="))
         if field not in known or not equals:
             raise ValueError(
                 f"policy field must be one of {', '.join(known)}, got {item.strip()!r}"
             )
-        changes[field] = _field_value(field, value)
+        changes[field] = _field_value(getattr(policy, field), field, value)
     return Variant(name, dataclasses.replace(policy, **changes))
 
 
@@ -252,6 +320,8 @@ def max_splits(name: str, num_rows: int, num_cols: int) -> int:
     int
         Second grid dimension, and the splits that the workspace holds; 1 means no merge.
     """
+    if isinstance(POLICIES[name], StashPolicy):
+        return 1
     if name == "vllm_generic":
         return GENERIC_SPLITS if num_cols >= GENERIC_SPLIT_COLUMNS else 1
     if num_rows <= 32 and num_cols > 16 * KIBI:
@@ -285,7 +355,7 @@ def active_splits(name: str, num_rows: int, row_len: int, split_limit: int) -> i
         At least 1, at most `split_limit`; active splits of ``vllm_k512`` hold 512
         columns or more.
     """
-    if name == "vllm_generic":
+    if name != "vllm_k512":
         return split_limit
     if num_rows <= 32:
         steps = ((256 * KIBI, 16), (128 * KIBI, 10), (16 * KIBI, 8))

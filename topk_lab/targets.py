@@ -9,13 +9,13 @@ what a launch really wrote comes out.
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from topk_lab import code_objects, plans, registry, schedules
-from topk_lab.contract import UNWRITTEN, live_bounds
+from topk_lab.contract import UNWRITTEN, check_pages_shape, live_bounds
 from topk_lab.contract.words import INT32_MAX, dtype_name, positive_int, type_name
 from topk_lab.driver import DriverError
 
@@ -41,7 +41,7 @@ DEVICE_TARGETS = registry.DEVICE_TARGETS
 TARGETS = ("numba", "torch", *AMD_TARGETS, *DEVICE_TARGETS)
 
 
-READ_ONLY = ("logits", "row_ends", "row_starts")
+READ_ONLY = ("logits", "row_ends", "row_starts", "page_table")
 
 
 @dataclass(frozen=True)
@@ -75,11 +75,14 @@ class Outcome:
     variant : str
         What ran, as `topk_lab.schedules.parse_variant` reads it.
     indices : (num_rows, k) int32 array
+        -777 where slots alone were asked for.
     values : (num_rows, k) float32 array or None
         None unless asked for.
+    slots : (num_rows, k) int32 array or None
+        Of a paged cache; None without a page table.
     splits : (num_rows,) int array
         Split slots of the row that something was written to; 0 where the row was never split.
-    steps : (num_rows, max_splits + 1, 4) TRACE_STEP array or None
+    steps : (num_rows, blocks a row, steps a block) TRACE_STEP array or None
         Only of a traced run.
     plan : Plan or None
         What was launched; None for the twins.
@@ -94,6 +97,7 @@ class Outcome:
     values: np.ndarray | None
     splits: np.ndarray
     steps: np.ndarray | None = None
+    slots: np.ndarray | None = None
     plan: plans.Plan | None = None
     code: str = ""
     counts: tuple[LaunchCount, ...] = field(default=(), repr=False)
@@ -290,6 +294,10 @@ def run(
     row_starts: np.ndarray | None = None,
     seq_lens: np.ndarray | None = None,
     next_n: int = 1,
+    order: str = "any",
+    page_table: np.ndarray | None = None,
+    page_size: int | None = None,
+    slots_only: bool = False,
     values: bool = False,
     traced: bool = False,
     study: bool = False,
@@ -311,7 +319,13 @@ def run(
     row_ends, row_starts : (num_rows,) int32 array, optional
     seq_lens : (batch,) or (batch, next_n) int32 array, optional
     next_n : int, default 1
+    order : str, default "any"
         As in `topk_lab.topk`.
+    page_table : (num_rows, pages) or (batch, pages) int32 array, optional
+    page_size : int, optional
+        As in `topk_lab.topk_paged`: ask for slots too.
+    slots_only : bool, default False
+        With a page table: ask for no indices; the outcome's are then as they were poisoned.
     values : bool, default False
         Ask for the selected logits too.
     traced : bool, default False
@@ -339,7 +353,7 @@ def run(
     topk_lab.driver.DriverError
         The device can't be used, or refused.
     """
-    info = registry.resolve(variant)
+    info = registry.resolve(variant, order=order)
     _check_logits(logits)
     k = positive_int("k", k, INT32_MAX)
     if seed is not None:
@@ -355,6 +369,9 @@ def run(
     starts, ends = live_bounds(
         *logits.shape, row_ends=row_ends, row_starts=row_starts, seq_lens=seq_lens, next_n=next_n
     )
+    paging = _paging(page_table, page_size, logits.shape, k, seq_lens, next_n)
+    if slots_only and (paging is None or values):
+        raise ValueError("slots_only must come with page_table and without values")
     if target not in TARGETS:
         raise ValueError(f"target must be one of {', '.join(TARGETS)}, got {target!r}")
     if target not in info.targets:
@@ -362,7 +379,15 @@ def run(
             f"target must be one of {', '.join(info.targets)} for {info.name}, got {target!r}"
         )
     if target in ("numba", "torch"):
-        return _run_twin(variant, logits, k, starts, ends, values, traced, study)
+        outcome = _run_twin(variant, logits, k, starts, ends, order, values, traced, study)
+        if paging is None:
+            return outcome
+        from topk_lab.reference import paging as paging_twin
+
+        slots = paging_twin.slots(outcome.indices, page_table, paging.bits)
+        if slots_only:
+            outcome = replace(outcome, indices=np.full_like(outcome.indices, UNWRITTEN))
+        return replace(outcome, slots=slots)
     num_rows, num_cols = logits.shape
     lengths, lengths_next_n = _lengths(num_rows, num_cols, row_ends, seq_lens, next_n)
     shape = plans.Shape(
@@ -370,10 +395,12 @@ def run(
         num_cols=num_cols,
         k=k,
         row_stride=logits.strides[0] // 4 if logits.size else 0,
-        indices_stride=k,
+        indices_stride=None if slots_only else k,
         values_stride=k if values else None,
         next_n=lengths_next_n,
         has_row_starts=row_starts is not None,
+        order=order,
+        paging=paging,
     )
     plan = plans.plan(variant, shape, study=study, traced=traced)
     indices = _filled((num_rows, k), UNWRITTEN, np.int32)
@@ -383,14 +410,16 @@ def run(
         arrays["row_starts"] = np.ascontiguousarray(row_starts, np.int32)
     if values:
         arrays["values"] = _filled((num_rows, k), UNWRITTEN, np.float32)
+    if paging is not None:
+        arrays["page_table"] = page_table
+        arrays["slots"] = _filled((num_rows, k), UNWRITTEN, np.int32)
     if plan.workspace_bytes:
         arrays["workspace"] = workspace
     steps = None
     if traced:
-        from topk_lab.reference.vllm import TRACE_STEP
+        from topk_lab.reference.trace_record import empty_trace
 
-        steps = arrays["trace"] = np.zeros(plan.trace_shape, TRACE_STEP)
-        steps["step"] = -1
+        steps = arrays["trace"] = empty_trace(*plan.trace_shape)
     if target in DEVICE_TARGETS:
         state = status(target)
         if not state.usable:
@@ -408,10 +437,36 @@ def run(
         values=arrays.get("values"),
         splits=splits,
         steps=steps,
+        slots=arrays.get("slots"),
         plan=plan,
         code=code,
         counts=tuple(counts),
     )
+
+
+def _paging(
+    page_table: np.ndarray | None,
+    page_size: int | None,
+    shape: tuple[int, int],
+    k: int,
+    seq_lens: np.ndarray | None,
+    next_n: int,
+) -> plans.Paging | None:
+    """What a page table asks for; slots are written k to a row."""
+    if page_table is None:
+        return None
+    if not isinstance(page_table, np.ndarray) or page_table.dtype != np.int32:
+        raise TypeError(f"page_table must be an int32 ndarray, got {dtype_name(page_table)}")
+    per_sequence = None
+    if seq_lens is not None:
+        per_sequence = next_n if seq_lens.ndim == 1 else seq_lens.shape[1]
+    bits, rows_a_table = check_pages_shape(page_table.shape, page_size, *shape, per_sequence)
+    if page_table.size and (page_table.strides[1] != 4 or page_table.strides[0] % 4):
+        raise ValueError(
+            "page_table must be contiguous in the last dimension, "
+            f"got strides {page_table.strides} bytes"
+        )
+    return plans.Paging(page_table.strides[0] // 4, k, bits, rows_a_table)
 
 
 def _check_logits(logits: np.ndarray) -> None:
@@ -462,6 +517,7 @@ def _run_twin(
     k: int,
     starts: np.ndarray,
     ends: np.ndarray,
+    order: str,
     values: bool,
     traced: bool,
     study: bool,
@@ -472,7 +528,7 @@ def _run_twin(
     if variant == "reference":
         from topk_lab.reference import exact
 
-        indices, chosen = exact.select(logits, k, starts, ends)
+        indices, chosen = exact.select(logits, k, starts, ends, order=order)
     elif variant == "torch":
         import torch
 
@@ -481,11 +537,11 @@ def _run_twin(
         rows = torch.from_numpy(np.ascontiguousarray(logits))
         indices, chosen = (part.numpy() for part in ops.torch_select(rows, k, starts, ends))
     else:
-        from topk_lab.reference import vllm
+        from topk_lab.reference import twins
 
         chosen_variant = schedules.parse_variant(variant)
         chosen_variant.refuse_unsound(study)
-        selection = vllm.select(chosen_variant, logits, k, starts, ends, trace=traced)
+        selection = twins.select(chosen_variant, logits, k, starts, ends, order=order, trace=traced)
         indices, chosen, steps = selection.indices, selection.values, selection.trace
         if selection.split_indices.size:
             splits = _written_splits(selection.split_indices)

@@ -265,6 +265,22 @@ def near_equal(rng: np.random.Generator, num_live: int) -> np.ndarray:
 
 
 @_workload()
+def near_one(rng: np.random.Generator, num_live: int, *, scale: float = 1e-3) -> np.ndarray:
+    """One plus a normal times 1e-3: most of the row in two coarse bins."""
+    return np.float32(1) + _normal(rng, num_live) * np.float32(scale)
+
+
+@_workload()
+def relu_heads(rng: np.random.Generator, num_live: int, *, heads: int = 16) -> np.ndarray:
+    """Weighted sum of the positive parts of `heads` normals, as an indexer scores."""
+    _check_counts(heads=heads)
+    row = np.zeros(num_live, np.float32)
+    for weight in rng.random(heads, np.float32):
+        row += weight * np.maximum(_normal(rng, num_live), 0)
+    return row
+
+
+@_workload()
 def same_leading_bits(rng: np.random.Generator, num_live: int) -> np.ndarray:
     """Bits 0x3F900000 with the 10 lowest random: only the last radix step tells them apart."""
     return (np.uint32(0x3F900000) | rng.integers(0, 1024, num_live, np.uint32)).view(np.float32)

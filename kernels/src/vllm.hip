@@ -1,6 +1,7 @@
 // The two vLLM selections: before #56743 (vllm_generic) and after it for k = 512 (vllm_k512).
 #include <topk_lab/kernel_pair.hpp>
 #include <topk_lab/policy_probe.hpp>
+#include <topk_lab/row_kernels.hpp>
 
 namespace topk_lab {
 

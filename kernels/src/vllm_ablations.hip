@@ -2,6 +2,7 @@
 // ABLATIONS in topk_lab/schedules.py.
 #include <topk_lab/kernel_pair.hpp>
 #include <topk_lab/policy_probe.hpp>
+#include <topk_lab/row_kernels.hpp>
 
 namespace topk_lab {
 

@@ -13,12 +13,15 @@ of its live columns, and indices count from its start. With m = min(k, n_r):
    the lowest indices are kept. The order of the output is free, unless ``order="index"`` (rising)
    or ``order="value"`` (descending, equal values by index).
 4. What lies outside the live columns never matters.
+5. With a page table, a selected column i stands as the slot ``(table[i >> b] << b) | (i & (2**b -
+   1))`` of pages of ``2**b`` columns. -1 stays -1, and a page that is not there (a negative id), or
+   a slot that int32 can't name, gives -1 too. The table is never narrower than the logits.
 
 `find_violations` is the judge. It holds a finished answer against rule 2 as written: it selects
 nothing, so it shares no step with what it judges.
 """
 
-from topk_lab.contract.calls import Call, check_call, check_workspace
+from topk_lab.contract.calls import Call, Pages, check_call, check_pages_shape, check_workspace
 from topk_lab.contract.lengths import live_bounds, row_ends_from
 from topk_lab.contract.oracle import (
     KINDS,
@@ -37,10 +40,12 @@ __all__ = [
     "TIE_BREAKS",
     "UNWRITTEN",
     "Call",
+    "Pages",
     "Violation",
     "assert_exact",
     "canonical_key",
     "check_call",
+    "check_pages_shape",
     "check_workspace",
     "find_violations",
     "live_bounds",

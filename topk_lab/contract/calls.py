@@ -12,6 +12,7 @@ from topk_lab.contract.lengths import (
     check_seq_lens_shape,
 )
 from topk_lab.contract.words import (
+    GREATEST_PAGE,
     INT32_MAX,
     MAX_COLUMNS,
     ORDERS,
@@ -24,6 +25,26 @@ from topk_lab.contract.words import (
 
 if TYPE_CHECKING:
     import torch
+
+
+@dataclass(frozen=True)
+class Pages:
+    """Where the columns of each row lie in a paged cache.
+
+    Attributes
+    ----------
+    table : (num_rows / next_n, pages) int32 tensor
+        Page ids: column i of row r lies in page ``table[r // next_n, i >> bits]``. As wide as the
+        logits, any row stride.
+    bits : int
+        A page holds ``2**bits`` columns.
+    next_n : int
+        Rows that share a row of the table.
+    """
+
+    table: torch.Tensor
+    bits: int
+    next_n: int
 
 
 @dataclass(frozen=True)
@@ -48,6 +69,10 @@ class Call:
     tie_break, order : str
     workspace : 1-D uint8 tensor or None
         Its size is the plan's to check, by `check_workspace`.
+    pages : Pages or None
+        Given, `out` takes slots of a paged cache, and `raw_out` the indices.
+    raw_out : (num_rows, k) int32 tensor or None
+        Any row stride of at least k.
     """
 
     num_rows: int
@@ -62,6 +87,8 @@ class Call:
     tie_break: str
     order: str
     workspace: torch.Tensor | None = None
+    pages: Pages | None = None
+    raw_out: torch.Tensor | None = None
 
 
 def check_call(
@@ -77,6 +104,9 @@ def check_call(
     workspace: torch.Tensor | None = None,
     tie_break: str = "any",
     order: str = "any",
+    page_table: torch.Tensor | None = None,
+    page_size: int | None = None,
+    raw_out: torch.Tensor | None = None,
 ) -> Call:
     """Refuse what the host can see to be wrong, before anything is launched or written.
 
@@ -98,6 +128,13 @@ def check_call(
     workspace : 1-D uint8 tensor, contiguous, optional
     tie_break : {"any", "lowest"}
     order : {"any", "index", "value"}
+    page_table : (num_rows, pages) or (batch, pages) int32 tensor, optional
+        With `page_size`: `out` takes slots of a paged cache. A row of it serves the num_rows /
+        batch rows of a sequence. Last dimension contiguous, never narrower than the logits.
+    page_size : int, optional
+        Columns of a page, a power of two.
+    raw_out : (num_rows, k) int32 tensor, optional
+        As `out`, with `page_table` only: takes the indices.
 
     Returns
     -------
@@ -154,6 +191,17 @@ def check_call(
         _check_output("out", out, "int32", device, num_rows, k)
     if values_out is not None:
         _check_output("values_out", values_out, "float32", device, num_rows, k)
+    pages = None
+    if page_table is not None:
+        per_sequence = None
+        if seq_lens is not None:
+            per_sequence = next_n if seq_lens.ndim == 1 else seq_lens.shape[1]
+        pages = _check_pages(page_table, page_size, device, num_rows, num_cols, per_sequence)
+    elif page_size is not None or raw_out is not None:
+        name = "raw_out" if page_size is None else "page_size"
+        raise ValueError(f"{name} must come with page_table, got page_table=None")
+    if raw_out is not None:
+        _check_output("raw_out", raw_out, "int32", device, num_rows, k)
     if workspace is not None:
         _check_tensor("workspace", workspace, "uint8", device)
         if workspace.ndim != 1 or not workspace.is_contiguous():
@@ -161,14 +209,20 @@ def check_call(
                 f"workspace must be 1-D and contiguous, got shape {tuple(workspace.shape)} "
                 f"and strides {workspace.stride()}"
             )
-    if not (out is values_out is workspace is None or logits.is_meta):
+    if not (out is values_out is workspace is raw_out is None or logits.is_meta):
         _check_disjoint(
-            (("out", out), ("values_out", values_out), ("workspace", workspace)),
+            (
+                ("out", out),
+                ("values_out", values_out),
+                ("raw_out", raw_out),
+                ("workspace", workspace),
+            ),
             (
                 ("logits", logits),
                 ("row_ends", row_ends),
                 ("row_starts", row_starts),
                 ("seq_lens", seq_lens),
+                ("page_table", page_table),
             ),
         )
     return Call(
@@ -184,7 +238,85 @@ def check_call(
         tie_break,
         order,
         workspace,
+        pages,
+        raw_out,
     )
+
+
+def check_pages_shape(
+    shape: tuple[int, ...],
+    page_size: int,
+    num_rows: int,
+    num_cols: int,
+    per_sequence: int | None = None,
+) -> tuple[int, int]:
+    """Refuse a page table that does not serve the rows, or not all of their columns.
+
+    Parameters
+    ----------
+    shape : tuple of int
+        Of the table.
+    page_size : int
+        Columns of a page, a power of two.
+    num_rows, num_cols : int
+        Shape of the logits.
+    per_sequence : int, optional
+        Rows of a sequence, where the lengths say it.
+
+    Returns
+    -------
+    bits, next_n : int
+        A page holds ``2**bits`` columns, `next_n` rows share a row of the table.
+
+    Raises
+    ------
+    TypeError
+        A page size that is no int.
+    ValueError
+        Another shape or size; names both.
+    """
+    page_size = positive_int("page_size", page_size, GREATEST_PAGE)
+    if page_size & (page_size - 1):
+        raise ValueError(f"page_size must be a power of two, got {page_size}")
+    if len(shape) != 2:
+        raise ValueError(
+            f"page_table must have shape (num_rows, pages) or (batch, pages), got {shape}"
+        )
+    table_rows, pages = shape
+    shared = table_rows and num_rows % table_rows == 0 and num_rows > table_rows
+    next_n = num_rows // table_rows if shared else 1
+    if table_rows != num_rows and (not shared or per_sequence not in (None, next_n)):
+        batch = "batch" if per_sequence is None else f"{num_rows // per_sequence}"
+        raise ValueError(
+            f"page_table must have shape (num_rows, pages) = ({num_rows}, pages) or "
+            f"({batch}, pages) for the rows of a sequence, got {shape}"
+        )
+    needed = -(-num_cols // page_size)
+    if pages < needed:
+        raise ValueError(
+            f"page_table must have at least {needed} pages of {page_size} for {num_cols} columns, "
+            f"got {pages} in shape {shape}"
+        )
+    return page_size.bit_length() - 1, next_n
+
+
+def _check_pages(
+    page_table: Any,
+    page_size: Any,
+    device: Any,
+    num_rows: int,
+    num_cols: int,
+    per_sequence: int | None,
+) -> Pages:
+    _check_tensor("page_table", page_table, "int32", device)
+    shape = tuple(page_table.shape)
+    bits, next_n = check_pages_shape(shape, page_size, num_rows, num_cols, per_sequence)
+    if shape[1] > 1 and shape[0] > 0 and page_table.stride(1) != 1:
+        raise ValueError(
+            "page_table must be contiguous in the last dimension (stride 1), "
+            f"got strides {page_table.stride()}"
+        )
+    return Pages(page_table, bits, next_n)
 
 
 def check_workspace(workspace: torch.Tensor | None, required_bytes: int) -> None:

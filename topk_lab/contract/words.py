@@ -12,6 +12,7 @@ TIE_BREAKS = ("any", "lowest")
 ORDERS = ("any", "index", "value")
 INT32_MAX = 2**31 - 1
 MAX_COLUMNS = INT32_MAX  # the most that an int32 index can name
+GREATEST_PAGE = 2**30  # columns: the greatest power of two below it
 
 
 def type_name(value: Any) -> str:

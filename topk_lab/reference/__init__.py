@@ -1,9 +1,9 @@
 """What is the right answer, and how do the kernels get there? Numba on the CPU.
 
-`exact` is the specification; `vllm` mirrors the vLLM kernels step by step, and `trace` shows the
-steps on one row.
+`exact` is the specification; `vllm` and `sglang` mirror the kernels of these lineages step by step,
+`paging` their page transform, and `trace` shows the steps on one row.
 """
 
-from topk_lab.reference.vllm import trace
+from topk_lab.reference.twins import trace
 
 __all__ = ["trace"]

@@ -12,7 +12,7 @@ import numpy as np
 from numba import njit, types
 
 from topk_lab.keys import NEG_INF_BITS, canonical_key
-from topk_lab.reference.rows import row_bits, row_bounds, row_kernel, whole_k
+from topk_lab.reference.rows import ROW_LIST, ROWS, row_bits, row_bounds, row_kernel, whole_k
 
 __all__ = ["select"]
 
@@ -96,11 +96,8 @@ def select_row(row, k, indices, bits, keys):
     keys[taken:] = 0
 
 
-ROW_LIST = types.Array(types.int64, 1, "C", readonly=True)
-
-
 @row_kernel(
-    types.Array(types.uint32, 2, "A", readonly=True),
+    ROWS,
     ROW_LIST,
     ROW_LIST,
     types.int64,

@@ -15,7 +15,11 @@ from numba import config, njit, types
 from topk_lab.contract import MAX_COLUMNS
 from topk_lab.contract.words import as_array
 
-__all__ = ["RowKernel", "row_bits", "row_bounds", "row_kernel", "whole_k"]
+__all__ = ["ROWS", "ROW_LIST", "RowKernel", "row_bits", "row_bounds", "row_kernel", "whole_k"]
+
+# Types of what every row kernel is given: bits of the logits, and a number a row.
+ROWS = types.Array(types.uint32, 2, "A", readonly=True)
+ROW_LIST = types.Array(types.int64, 1, "C", readonly=True)
 
 # Below this many logits a thread costs more to start than it saves.
 LOGITS_PER_THREAD = 1 << 16

@@ -16,15 +16,13 @@ Source: vLLM ``csrc/libtorch_stable/sampler.cu`` before and after #56743.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numba import njit, types
 
 from topk_lab import schedules
 from topk_lab.contract import UNWRITTEN
-from topk_lab.contract.words import as_array
 from topk_lab.keys import (
     NEG_INF_BITS,
     NUM_BINS,
@@ -36,29 +34,17 @@ from topk_lab.keys import (
     step_bin,
     step_matches,
 )
-from topk_lab.reference.rows import row_bits, row_bounds, row_kernel, whole_k
+from topk_lab.reference.rows import ROW_LIST, ROWS, row_bits, row_bounds, row_kernel, whole_k
+from topk_lab.reference.trace_record import (
+    Selection,
+    empty_trace,
+    record_histogram,
+    record_step,
+    trace_words,
+)
 from topk_lab.schedules import Variant
 
-if TYPE_CHECKING:
-    import pandas as pd
-
-__all__ = ["TRACE_STEP", "Selection", "Trace", "select", "trace"]
-
-TRACE_STEP = np.dtype(
-    [
-        ("step", "<i4"),  # 0..3; -1 where the step was not reached
-        ("prefix", "<u4"),  # complement-key bits fixed before the step
-        ("threshold_bin", "<i4"),  # bin that holds the k-th logit
-        ("bin_size", "<i4"),  # its population
-        ("above", "<i4"),  # logits ordered before it, those emitted by earlier steps included
-        ("emitted", "<i4"),  # output slots filled when the step ends
-        ("candidates", "<i4"),  # logits copied to the final items
-        ("fits", "<i4"),  # 1 if the threshold bin may become final items
-        ("histogram", "<u4", (NUM_BINS,)),
-    ]
-)
-TRACE_WORDS = TRACE_STEP.itemsize // 4
-HISTOGRAM_WORD = TRACE_STEP.fields["histogram"][1] // 4
+__all__ = ["select"]
 
 FINAL_PAD_KEYS = {
     "after_all": PAD_BITS,
@@ -310,22 +296,6 @@ def order_final_items(items, above, policy, selected):
 
 
 @njit
-def record_step(steps, step, prefix, threshold, emitted, candidates, fits, histogram):
-    """Write one TRACE_STEP, as words."""
-    words = steps[step]
-    words[0] = step
-    words[1] = prefix
-    words[2] = threshold.bin
-    words[3] = threshold.bin_size
-    words[4] = threshold.above
-    words[5] = emitted
-    words[6] = candidates
-    words[7] = fits
-    for histogram_bin in range(NUM_BINS):
-        words[HISTOGRAM_WORD + histogram_bin] = histogram[histogram_bin]
-
-
-@njit
 def select_row(logits, policy, selected, steps):
     """Select the k best of more than k logits, by one block: up to four radix steps.
 
@@ -359,14 +329,24 @@ def select_row(logits, policy, selected, steps):
         )
         if steps.shape[1] > 0:
             emitted = min(tie_cursor, k) if is_last else found
-            record_step(steps, step, prefix, threshold, emitted, num_items, fits, histogram)
+            record_step(
+                steps[step],
+                step,
+                prefix,
+                threshold.bin,
+                threshold.bin_size,
+                threshold.above,
+                emitted,
+                num_items,
+                fits,
+            )
+            record_histogram(steps[step], histogram)
         if fits and not is_last:
             order_final_items(items, threshold.above, policy, selected)
             break
         prefix = extend_prefix(step, prefix, threshold.bin)
 
 
-ROW_LIST = types.Array(types.int64, 1, "C", readonly=True)
 WRITTEN = (
     types.int32[:, :, ::1],  # split_indices (num_rows, max_splits, k)
     types.uint32[:, :, ::1],  # split_bits (num_rows, max_splits, k)
@@ -377,7 +357,7 @@ WRITTEN = (
 
 
 @row_kernel(
-    types.Array(types.uint32, 2, "A", readonly=True),
+    ROWS,
     ROW_LIST,
     ROW_LIST,
     ROW_LIST,
@@ -449,32 +429,6 @@ def merge_splits(first, last, active, policy, split_indices, split_bits, indices
             entry = indices[row, slot]
             if entry >= 0:
                 indices[row, slot] = split_indices[row, entry // k, entry % k]
-
-
-@dataclass(frozen=True)
-class Selection:
-    """What a twin answered, and what it left behind.
-
-    Attributes
-    ----------
-    indices : (num_rows, k) int32 array
-        Positions relative to the row's start, in no order; -1 in a slot without a logit.
-    values : (num_rows, k) float32 array
-        Their logits, any NaN as the one canonical NaN; -inf in a slot without a logit.
-    active_splits : (num_rows,) int64 array
-        Blocks that worked on each row.
-    split_indices, split_logits : (num_rows, max_splits, k) int32, float32 arrays
-        The workspace; -777 and NaN where no split wrote. Without splits, max_splits is 0 here.
-    trace : (num_rows, max_splits + 1, 4) TRACE_STEP array or None
-        One record per block and step, the merge's last; step is -1 where none was made.
-    """
-
-    indices: np.ndarray
-    values: np.ndarray
-    active_splits: np.ndarray
-    split_indices: np.ndarray
-    split_logits: np.ndarray
-    trace: np.ndarray | None
 
 
 def step_policy(variant: Variant, num_cols: int) -> StepPolicy:
@@ -564,13 +518,8 @@ def select(
     split_logits = np.full(workspace, np.nan, np.float32)
     indices = np.empty((num_rows, k), np.int32)
     bits = np.empty((num_rows, k), np.uint32)
-    blocks = (num_rows, max_splits + 1, NUM_STEPS)
-    records = None
-    words = np.empty((*blocks, 0), np.uint32)
-    if trace:
-        records = np.zeros(blocks, TRACE_STEP)
-        records["step"] = -1
-        words = records.view(np.uint32).reshape(*blocks, TRACE_WORDS)
+    records = empty_trace(num_rows, max_splits + 1, NUM_STEPS) if trace else None
+    words = trace_words(records, num_rows, max_splits + 1, NUM_STEPS)
     policy = step_policy(variant, num_cols)
     written = (split_indices, split_logits.view(np.uint32), indices, bits, words)
     select_splits(num_rows, int(lengths.sum()), live, starts, ends, active, policy, *written)
@@ -578,92 +527,3 @@ def select(
         merge_splits(num_rows, int(active.sum()) * k, active, policy, *written)
     bits[indices < 0] = NEG_INF_BITS
     return Selection(indices, bits.view(np.float32), active, split_indices, split_logits, records)
-
-
-@dataclass(frozen=True)
-class Trace:
-    """How the k best logits of one row were found.
-
-    Attributes
-    ----------
-    variant : str
-        With any policy field that was changed.
-    k : int
-    steps : (max_splits + 1, 4) TRACE_STEP array
-        One record per block and step, the merge's last; step is -1 where none was made.
-    indices : (k,) int32 array
-        The answer.
-    """
-
-    variant: str
-    k: int
-    steps: np.ndarray
-    indices: np.ndarray
-
-    def frame(self) -> pd.DataFrame:
-        """One line per step that was made, in order, without its histogram.
-
-        Returns
-        -------
-        pandas.DataFrame
-            block ("row" if one block did it all, else "split 0", ..., "merge"), then the fields of
-            TRACE_STEP; fits is bool.
-        """
-        import pandas as pd
-
-        made = np.argwhere(self.steps["step"] >= 0)
-        merged = self.steps["step"][-1, 0] >= 0
-        merge = len(self.steps) - 1
-        names = [
-            "row" if not merged else "merge" if block == merge else f"split {block}"
-            for block, _ in made
-        ]
-        records = self.steps[made[:, 0], made[:, 1]]
-        frame = pd.DataFrame(
-            {field: records[field] for field in TRACE_STEP.names if field != "histogram"}
-        )
-        frame["fits"] = frame["fits"].astype(bool)
-        frame.insert(0, "block", names)
-        return frame
-
-
-def trace(row: object, k: int, *, variant: str | Variant, row_end: int | None = None) -> Trace:
-    """Record how a variant finds the k best logits of one row.
-
-    Parameters
-    ----------
-    row : (num_cols,) float32 array or CPU tensor
-        Scores.
-    k : int
-        As in `select`.
-    variant : str or Variant
-        As in `select`.
-    row_end : int, optional
-        Live columns; default all. Clamped to [0, num_cols].
-
-    Returns
-    -------
-    Trace
-
-    Raises
-    ------
-    TypeError, ValueError
-        As `select`; a row that is not one-dimensional.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from topk_lab.reference import trace
-    >>> row = np.full(1000, -np.inf, np.float32)
-    >>> row[:300] = np.arange(300)
-    >>> trace(row, 512, variant="vllm_k512").frame()["threshold_bin"].tolist()
-    [2016, 2044, 0, 0]
-    """
-    if not isinstance(variant, Variant):
-        variant = schedules.parse_variant(variant)
-    logits = as_array("row", row)
-    if logits.ndim != 1:
-        raise ValueError(f"row must have shape (num_cols,), got {logits.shape}")
-    end = logits.size if row_end is None else min(max(row_end, 0), logits.size)
-    answer = select(variant, logits[None], k, ends=np.array([end]), trace=True)
-    return Trace(str(variant), k, answer.trace[0], answer.indices[0])

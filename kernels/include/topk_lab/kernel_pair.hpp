@@ -1,6 +1,8 @@
-// Instantiates the kernels of one policy: select and merge, each with its traced twin.
+// Instantiates the kernels of one policy, each with its traced twin: select and merge of the vLLM
+// lineage, select alone of the SGLang lineage. The includer brings the bodies.
 #pragma once
-#include <topk_lab/row_kernels.hpp>
+#include <topk_lab/params.hpp>
+#include <topk_lab/platform.hpp>
 
 #define TOPK_LAB_KERNEL(name, body, policy, threads, traced)                                     \
   extern "C" __global__ void TOPK_LAB_LAUNCH_BOUNDS(threads) name(topk_lab::TopKParams params) { \
@@ -12,3 +14,7 @@
   TOPK_LAB_KERNEL(prefix##_merge, merge_splits, policy, (policy).merge_block_size, false)   \
   TOPK_LAB_KERNEL(prefix##_select_traced, select_splits, policy, (policy).block_size, true) \
   TOPK_LAB_KERNEL(prefix##_merge_traced, merge_splits, policy, (policy).merge_block_size, true)
+
+#define TOPK_LAB_PAGED_KERNEL(prefix, policy)                                              \
+  TOPK_LAB_KERNEL(prefix##_select, select_paged, policy, (policy).block_size, false)       \
+  TOPK_LAB_KERNEL(prefix##_select_traced, select_paged, policy, (policy).block_size, true)

@@ -44,6 +44,11 @@ __device__ __forceinline__ constexpr uint32_t complement_key(uint32_t bits) {
   return (bits & 0x80000000u) != 0 ? bits : ~bits & 0x7fffffffu;
 }
 
+// Rises with the value.
+__device__ __forceinline__ constexpr uint32_t order_key(uint32_t bits) {
+  return ~complement_key(bits);
+}
+
 // Round to nearest even. The canonical NaN becomes a positive NaN of either format's hardware, which
 // orders before +inf; a pad has to keep its sign, which hardware may drop.
 template <LogitSource Source>
@@ -66,6 +71,19 @@ __device__ __forceinline__ int32_t step_bin(uint32_t bits) {
   } else {
     return static_cast<int32_t>(complement_key(bits) & 0x3ffu);
   }
+}
+
+inline constexpr int num_digit_bins = 256;
+
+// Bin of the SGLang lineage's first pass: the upper 8 bits of the half order key, the best bin last.
+__device__ __forceinline__ int32_t coarse_bin(uint32_t bits) {
+  const uint32_t half = half_bits<LogitSource::row>(bits);
+  return static_cast<int32_t>(((half & 0x8000u) != 0 ? ~half & 0xffffu : half | 0x8000u) >> 8);
+}
+
+// Bin of its later passes: 8 bits of the order key.
+__device__ __forceinline__ constexpr int32_t key_digit(uint32_t key, int32_t shift) {
+  return static_cast<int32_t>((key >> shift) & (num_digit_bins - 1));
 }
 
 // Does the key agree with the bits that earlier steps fixed? Steps 0 and 1 start from scratch.

@@ -9,40 +9,50 @@ inline constexpr int num_bins = 2048;
 inline constexpr int num_steps = 4;
 
 // What one radix step did, written by traced kernels alone. The Numba twin writes the same record
-// (topk_lab/reference/vllm.py, TRACE_STEP).
+// (topk_lab/reference/trace_record.py, TRACE_STEP).
 struct TraceStep {
-  int32_t step;           // 0..3; -1 where the step was not reached
-  uint32_t prefix;        // complement-key bits fixed before the step
+  int32_t step;           // from 0; -1 where the step was not reached
+  uint32_t prefix;        // key bits fixed before the step
   int32_t threshold_bin;  // bin that holds the k-th logit
   int32_t bin_size;       // its population
   int32_t above;          // logits ordered before it, those emitted by earlier steps included
   int32_t emitted;        // output slots filled when the step ends
-  int32_t candidates;     // logits copied to the final items
-  int32_t fits;           // 1 if the threshold bin may become final items (step 3 makes none)
-  uint32_t histogram[num_bins];
+  int32_t candidates;     // logits kept on chip for what comes next: final items, or the stash
+  int32_t fits;           // 1 if the threshold bin may be kept there
+  uint32_t histogram[num_bins];  // of which a step may use the first ones alone
 };
 static_assert(sizeof(TraceStep) == 32 + 4 * num_bins);
+
+// Order of a row's answer.
+enum class Order : int32_t { any, index };
 
 struct TopKParams {
   const float* logits;        // (num_rows, row_stride)
   const int32_t* row_ends;    // next_n == 0: (num_rows,), else seq_lens (num_rows / next_n,)
   const int32_t* row_starts;  // (num_rows,) or null
-  int32_t* indices;           // (num_rows, indices_stride)
+  int32_t* indices;           // (num_rows, indices_stride); null where only slots are wanted
   float* values;              // (num_rows, values_stride) or null
   int32_t* split_indices;     // (num_rows, max_splits, k); null without splits
   float* split_logits;        // (num_rows, max_splits, k)
-  TraceStep* trace;           // (num_rows, max_splits + 1, num_steps); traced kernels only
+  TraceStep* trace;           // (num_rows, blocks a row, steps a block); traced kernels only
+  const int32_t* page_table;  // (num_rows / table_next_n, page_table_stride) or null
+  int32_t* slots;             // (num_rows, slots_stride) or null; may be the indices
   int64_t row_stride;         // elements
   int64_t indices_stride;     // elements
   int64_t values_stride;      // elements
+  int64_t page_table_stride;  // elements
+  int64_t slots_stride;       // elements
   int32_t num_rows;
   int32_t num_cols;
   int32_t next_n;
   int32_t k;
   int32_t max_splits;
+  int32_t page_bits;     // a page holds 2^page_bits columns
+  int32_t table_next_n;  // rows that share a row of the page table
+  Order order;
 };
-static_assert(offsetof(TopKParams, trace) == 56 && offsetof(TopKParams, row_stride) == 64 &&
-              offsetof(TopKParams, num_rows) == 88 && offsetof(TopKParams, max_splits) == 104 &&
-              sizeof(TopKParams) == 112);
+static_assert(offsetof(TopKParams, trace) == 56 && offsetof(TopKParams, row_stride) == 80 &&
+              offsetof(TopKParams, num_rows) == 120 && offsetof(TopKParams, max_splits) == 136 &&
+              offsetof(TopKParams, order) == 148 && sizeof(TopKParams) == 152);
 
 }  // namespace topk_lab

@@ -25,6 +25,9 @@ inline constexpr int wave_size = 64;
 #define TOPK_LAB_LAUNCH_BOUNDS(threads) __launch_bounds__(threads, 2 * (threads) / (4 * 64))
 #endif
 
+// A block's LDS beyond what its kernel declares: as much as the launch asks for.
+extern __shared__ int32_t dynamic_lds[];
+
 // Tells the compiler that all lanes of a wave hold the same value, so that it may live in a scalar
 // register. Precondition: they do.
 __device__ __forceinline__ int32_t wave_uniform(int32_t value) {

@@ -2,13 +2,14 @@
 // copy that a test compares).
 #pragma once
 #include <topk_lab/policy.hpp>
+#include <topk_lab/stash_policy.hpp>
 
 namespace topk_lab {
 
 struct PolicyProbeParams {
   const int32_t* queries;  // (num_queries, 4): schedule, num_rows, num_cols, row_len
   int32_t* splits;         // (num_queries, 2): max_splits, active_splits
-  int32_t* fields;         // (num_policies, 9), in the order of TopKPolicy
+  int32_t* fields;         // (num_policies, 9) of a TopKPolicy, or (num_policies, 4) of a StashPolicy
   int32_t num_queries;
   int32_t num_policies;
 };
@@ -42,6 +43,18 @@ __device__ __forceinline__ void probe_policy(const PolicyProbeParams& params, in
   fields[6] = static_cast<int32_t>(Policy.final_pad);
   fields[7] = static_cast<int32_t>(Policy.final_order);
   fields[8] = static_cast<int32_t>(Policy.splits);
+}
+
+static_assert(sizeof(StashPolicy) == 4 * 4, "a new field has to be probed too");
+
+template <StashPolicy Policy>
+__device__ __forceinline__ void probe_stash_policy(const PolicyProbeParams& params, int32_t row) {
+  if (blockIdx.x != 0 || threadIdx.x != 0 || row >= params.num_policies) return;
+  int32_t* fields = params.fields + 4 * row;
+  fields[0] = Policy.block_size;
+  fields[1] = Policy.stash_kib;
+  fields[2] = Policy.max_k;
+  fields[3] = static_cast<int32_t>(Policy.overflow);
 }
 
 }  // namespace topk_lab

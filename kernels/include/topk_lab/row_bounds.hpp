@@ -38,4 +38,9 @@ __device__ __forceinline__ RowBounds row_bounds(const TopKParams& params, int32_
   return {start, clamp_column(end, start, params.num_cols) - start};
 }
 
+__device__ __forceinline__ const float* row_logits(const TopKParams& params, int32_t row,
+                                                   const RowBounds& bounds) {
+  return params.logits + static_cast<int64_t>(row) * params.row_stride + bounds.start;
+}
+
 }  // namespace topk_lab

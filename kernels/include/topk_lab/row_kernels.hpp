@@ -9,31 +9,15 @@
 //   4. How many splits are active is decided from the live length, on the device: a captured graph
 //      stays right for all later lengths.
 #pragma once
+#include <topk_lab/answer.hpp>
 #include <topk_lab/row_bounds.hpp>
 #include <topk_lab/select_row.hpp>
 
 namespace topk_lab {
 
-extern __shared__ int32_t dynamic_lds[];
-
 // Dynamic LDS holds k positions, and k bit patterns behind them where values are wanted.
 __device__ __forceinline__ Selected selected_in_lds(int32_t k, bool keep_values) {
   return {dynamic_lds, keep_values ? reinterpret_cast<uint32_t*>(dynamic_lds + k) : nullptr};
-}
-
-__device__ __forceinline__ const float* row_logits(const TopKParams& params, int32_t row,
-                                                   const RowBounds& bounds) {
-  return params.logits + static_cast<int64_t>(row) * params.row_stride + bounds.start;
-}
-
-// Writes one slot of the answer. A negative index marks a slot without a logit.
-__device__ __forceinline__ void write_slot(const TopKParams& params, int32_t row, int32_t slot,
-                                           int32_t index, uint32_t bits) {
-  params.indices[static_cast<int64_t>(row) * params.indices_stride + slot] = index;
-  if (params.values != nullptr) {
-    params.values[static_cast<int64_t>(row) * params.values_stride + slot] =
-        __uint_as_float(index < 0 ? neg_inf_bits : bits);
-  }
 }
 
 // Start of the workspace's k entries of a split.

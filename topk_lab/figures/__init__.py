@@ -1,0 +1,36 @@
+"""What do the numbers look like? One function a figure: tidy frame in, Axes out.
+
+No function here opens a file, times anything or touches pyplot's current figure: without ``ax`` a
+function makes a figure of its own (``ax.figure``), which a notebook shows when it is the last value
+of a cell. Numbers of several kinds (measured, emulated, published) are refused where they would
+share an axis unlabelled; where they share one, published marks are hollow and the legend names kind
+and device.
+"""
+
+from topk_lab.figures.counts import counts_by_threads, recall_by_distribution
+from topk_lab.figures.peers import peers_times
+from topk_lab.figures.style import BLUE, FAINT, GREY, INK, MUTED, SKY, VERMILION, with_provenance
+from topk_lab.figures.times import latency_by_rows, speedup_by_length
+from topk_lab.figures.traces import trace_bins, trace_histograms, trace_table
+from topk_lab.figures.verdicts import claims_overview, exactness_grid
+
+__all__ = [
+    "BLUE",
+    "FAINT",
+    "GREY",
+    "INK",
+    "MUTED",
+    "SKY",
+    "VERMILION",
+    "claims_overview",
+    "counts_by_threads",
+    "exactness_grid",
+    "latency_by_rows",
+    "peers_times",
+    "recall_by_distribution",
+    "speedup_by_length",
+    "trace_bins",
+    "trace_histograms",
+    "trace_table",
+    "with_provenance",
+]

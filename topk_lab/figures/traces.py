@@ -1,0 +1,163 @@
+"""How does each step of a trace find the threshold bin?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from topk_lab.figures.style import (
+    BLUE,
+    GREY,
+    INK,
+    VERMILION,
+    new_axes,
+    plain,
+    require_columns,
+)
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pandas as pd
+    from matplotlib.axes import Axes
+
+__all__ = ["trace_bins", "trace_histograms", "trace_table"]
+
+STEP_TITLES = (
+    "step 0: half key, upper 11 bits",
+    "step 1: float key, bits 31-21",
+    "step 2: float key, bits 20-10",
+    "step 3: float key, bits 9-0",
+)
+LAST_STEP_BINS = 1024
+STEP_BINS = 2048
+
+
+def trace_bins(trace: Any) -> pd.DataFrame:
+    """Lay out the histograms of a trace, one line a bin that holds something.
+
+    Parameters
+    ----------
+    trace : reference.vllm.Trace
+        What `topk_lab.trace` returns.
+
+    Returns
+    -------
+    pandas.DataFrame
+        The columns of ``trace.frame()``, and ``bin`` and ``count``.
+    """
+    import numpy as np
+    import pandas as pd
+
+    steps = trace.frame()
+    made = trace.steps[trace.steps["step"] >= 0]
+    parts = []
+    for line, record in zip(steps.to_dict("records"), made, strict=True):
+        filled = np.flatnonzero(record["histogram"])
+        parts.append(pd.DataFrame({**line, "bin": filled, "count": record["histogram"][filled]}))
+    return pd.concat(parts, ignore_index=True) if parts else steps.assign(bin=0, count=0)
+
+
+def trace_table(trace: Any) -> pd.DataFrame:
+    """Lay out the steps of a trace for reading.
+
+    Parameters
+    ----------
+    trace : reference.vllm.Trace
+        What `topk_lab.trace` returns.
+
+    Returns
+    -------
+    pandas.DataFrame
+        As ``trace.frame()``, the prefix in hexadecimal digits.
+    """
+    frame = trace.frame()
+    return frame.assign(prefix=[f"{prefix:#010x}" for prefix in frame["prefix"]])
+
+
+def trace_histograms(
+    frame: pd.DataFrame, *, block: str | None = None, axes: Sequence[Axes] | None = None
+) -> np.ndarray:
+    """Draw the histogram of each step of one block, with the threshold bin.
+
+    Parameters
+    ----------
+    frame : pandas.DataFrame
+        As `trace_bins` returns it: ``block``, ``step``, ``bin``, ``count``, ``threshold_bin``,
+        ``bin_size``, ``above``, ``fits``.
+    block : str, optional
+        "row", "split 0", ..., "merge". Default: the last one.
+    axes : sequence of Axes, optional
+        One for each step that the block made.
+
+    Returns
+    -------
+    array of Axes
+        Best bins left. The bins before the threshold bin, it, and those behind differ in colour.
+    """
+    import numpy as np
+
+    require_columns(
+        frame, "block", "step", "bin", "count", "threshold_bin", "bin_size", "above", "fits"
+    )
+    block = frame["block"].iloc[-1] if block is None else block
+    mine = frame[frame["block"] == block]
+    require_columns(mine, "step")
+    steps = list(dict.fromkeys(mine["step"]))
+    if axes is None:
+        axes = new_axes(8.5, 0.6 + 1.5 * len(steps), rows=len(steps))
+    for ax, step in zip(axes, steps, strict=True):
+        _draw_histogram(ax, mine[mine["step"] == step])
+    axes[-1].set_xlabel("bin (best left)", fontsize=9, color=INK)
+    _histogram_legend(axes[0])
+    return np.asarray(axes)
+
+
+def _draw_histogram(ax: Axes, bins: pd.DataFrame) -> None:
+    import numpy as np
+
+    first = bins.iloc[0]
+    step, threshold = int(first["step"]), int(first["threshold_bin"])
+    num_bins = LAST_STEP_BINS if step == len(STEP_TITLES) - 1 else STEP_BINS
+    counts = np.zeros(num_bins)
+    counts[bins["bin"].to_numpy()] = bins["count"]
+    place = np.arange(num_bins)
+    edges = np.arange(num_bins + 1) - 0.5
+    for chosen, colour in ((place < threshold, BLUE), (place > threshold, GREY)):
+        # 0.5 stands for "empty" on the logarithmic axis.
+        ax.stairs(np.where(chosen & (counts > 0), counts, 0.5), edges, baseline=0.5, fill=True,
+                  color=colour)  # fmt: skip
+    # One bin of 2048 is thinner than a pixel: the threshold bin gets a line of its own.
+    ax.vlines(threshold, 0.5, counts[threshold], color=VERMILION, linewidth=2.2)
+    ax.plot(threshold, counts[threshold], "o", color=VERMILION, markersize=5)
+    ax.set_yscale("log")
+    ax.set_ylim(0.5, max(counts.max() * 3, 10))
+    ax.set_xlim(-0.01 * num_bins, 1.01 * num_bins)
+    ax.set_ylabel("logits", fontsize=9, color=INK)
+    ax.set_title(STEP_TITLES[step], loc="left", fontsize=9.5, color=INK)
+    ax.set_title(_threshold_text(first), loc="right", fontsize=9, color=VERMILION)
+    plain(ax, grid="y")
+
+
+def _threshold_text(step: pd.Series) -> str:
+    size, above = int(step["bin_size"]), int(step["above"])
+    if int(step["step"]) == len(STEP_TITLES) - 1:
+        after = "equal logits"
+    else:
+        after = "fits on chip" if step["fits"] else "refine"
+    return f"threshold bin {int(step['threshold_bin'])}: {above} above, {size} in it, {after}"
+
+
+def _histogram_legend(ax: Axes) -> None:
+    from matplotlib.patches import Patch
+
+    ax.figure.legend(
+        handles=[
+            Patch(color=BLUE, label="ordered before it"),
+            Patch(color=VERMILION, label="threshold bin"),
+            Patch(color=GREY, label="ordered behind it"),
+        ],
+        loc="outside upper right",
+        ncols=3,
+        frameon=False,
+        fontsize=9,
+    )

@@ -1,0 +1,46 @@
+"""What should a selection with one block a row take, and does a table of times bear that out?
+
+A block's resources say how many blocks a device holds at once (`topk_lab.models.occupancy`). Rows
+beyond that wait for another wave of blocks: so a time grows in steps, or not at all while one
+block's latency is the cost (`topk_lab.models.times`). What that is worth in a served model, and how
+many winners a full stash loses, is arithmetic (`topk_lab.models.arithmetic`).
+
+Frames in, frames out: nothing here times anything, and only published tables are read.
+"""
+
+from topk_lab.models.arithmetic import (
+    StepShare,
+    expected_recall,
+    published_recall,
+    published_step_share,
+    published_times,
+    step_share,
+)
+from topk_lab.models.occupancy import DEVICES, DeviceLimits, Occupancy, resident_blocks
+from topk_lab.models.times import (
+    FIT_TOLERANCE,
+    FLAT_GROWTH,
+    bandwidth_share,
+    fit_waves,
+    flatness,
+    speedups,
+)
+
+__all__ = [
+    "DEVICES",
+    "FIT_TOLERANCE",
+    "FLAT_GROWTH",
+    "DeviceLimits",
+    "Occupancy",
+    "StepShare",
+    "bandwidth_share",
+    "expected_recall",
+    "fit_waves",
+    "flatness",
+    "published_recall",
+    "published_step_share",
+    "published_times",
+    "resident_blocks",
+    "speedups",
+    "step_share",
+]

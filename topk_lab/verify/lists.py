@@ -1,0 +1,272 @@
+"""Which inputs is every variant run on, and which does the vLLM lineage alone have?
+
+The sources' own case lists, every workload through every path of a variant, the steps of kernel and
+twin side by side, and the row that shows why a bin of -inf must not be sorted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from topk_lab import cases, registry, schedules, targets, workloads
+from topk_lab.contract import live_bounds
+from topk_lab.verify.core import Check, Finding, chosen_keys, splits_observed, violations
+
+__all__ = [
+    "TRACED_WORKLOADS",
+    "case_checks",
+    "neg_inf_checks",
+    "trace_checks",
+    "workload_checks",
+]
+
+PIVOT_COUNTS = (128, 129, 1024, 1025)
+TRACED_WORKLOADS = (
+    ("normal", {}),
+    ("masked_random", {}),
+    ("same_leading_bits", {}),
+    ("near_equal", {}),
+    ("pivot_bins", {"count": 1025}),
+)
+# Those that fill the stash of the SGLang lineage, to its last pass, and the bin of NaN.
+STASH_WORKLOADS = (*TRACED_WORKLOADS, ("uniform", {}), ("constant", {}), ("nan", {}))
+
+# Rows that go through every path of a variant: whole and split, longer and shorter than k, on both
+# sides of what a stash of 40 KiB holds.
+STASH_SHAPES = ((40_000, (40_000, 16_385, 5121, 5120, 1025, 1024, 100)),)
+WORKLOAD_SHAPES = {
+    "sglang_block512": STASH_SHAPES,
+    "sglang_block1024": STASH_SHAPES,
+    "vllm_k512": ((40_000, (40_000, 16_384, 16_385, 513, 512, 100)),),
+    "vllm_generic": (
+        (12_287, (12_287, 513, 512)),
+        (12_288, (12_288, 700, 100)),
+        (200_000, (200_000, 30_000, 400)),
+    ),
+}
+NEG_INF_ROW = (300, 700)  # finite logits, then -inf
+LEGACY_POLICY = "vllm_k512[fits_rule=false,final_pad=neg_flt_max]"
+
+
+def _case_body(
+    case: cases.Case,
+    variant: str,
+    target: str,
+    seed: int | None,
+    plans_seen: set,
+) -> Finding:
+    given = case.build()
+    logits = given.logits
+    if case.list_name.endswith("-replay"):
+        # A captured graph reads one buffer: whatever it holds, its strides are the same.
+        logits = np.ascontiguousarray(logits)
+    lengths = {"seq_lens": given.seq_lens, "next_n": case.next_n}
+    outcome = targets.run(target, variant, logits, case.k, values=True, seed=seed, **lengths)
+    splits = splits_observed(outcome)
+    counters: dict[str, Any] = {"splits": splits}
+    if outcome.plan is not None:
+        plans_seen.add(outcome.plan)
+        counters["plans"] = len(plans_seen)
+    reason = violations(logits, outcome, lengths)
+    if reason is None and variant == case.variant and tuple(splits) != case.splits:
+        row = next(row for row, due in enumerate(case.splits) if splits[row] != due)
+        reason = f"row {row} was cut into {splits[row]} splits, {case.splits[row]} were due"
+    return Finding("wrong" if reason else "ok", reason, counters, outcome.code)
+
+
+def case_checks(list_name: str, variant: str, target: str, seed: int | None) -> Iterator[Check]:
+    """A listed case runs the variant that its gate picks, where the gated variant is asked for."""
+    plans_seen: set = set()
+    for case in cases.load(list_name):
+        runs = case.variant if variant == "vllm_k512" else variant
+        yield Check(
+            experiment=list_name.replace("-", "_"),
+            id=case.id,
+            target=target,
+            variant=runs,
+            num_rows=case.num_rows,
+            num_cols=case.num_cols,
+            k=case.k,
+            next_n=case.next_n,
+            workload=None,
+            workload_args={"case": case.id},
+            body=partial(_case_body, case, runs, target, seed, plans_seen),
+        )
+
+
+def _workload_logits(
+    name: str, arguments: dict[str, Any], num_cols: int, row_ends: np.ndarray
+) -> np.ndarray:
+    return workloads.make(
+        name, len(row_ends), num_cols, seed=0, row_ends=row_ends, poison="nan", **arguments
+    )
+
+
+def _workload_body(
+    name: str,
+    arguments: dict[str, Any],
+    num_cols: int,
+    row_ends: np.ndarray,
+    variant: str,
+    target: str,
+    seed: int | None,
+) -> Finding:
+    logits = _workload_logits(name, arguments, num_cols, row_ends)
+    outcome = targets.run(
+        target, variant, logits, _k_of(variant), row_ends=row_ends, values=True, seed=seed
+    )
+    reason = violations(logits, outcome, {"row_ends": row_ends})
+    counters = {"splits": splits_observed(outcome)}
+    return Finding("wrong" if reason else "ok", reason, counters, outcome.code)
+
+
+def _all_workloads() -> Iterator[tuple[str, dict[str, Any]]]:
+    for name in workloads.names():
+        if name == "pivot_bins":
+            yield from ((name, {"count": count}) for count in PIVOT_COUNTS)
+        else:
+            yield name, {}
+
+
+def _label(name: str, arguments: dict[str, Any]) -> str:
+    return "-".join([name, *map(str, arguments.values())])
+
+
+def _stashes(variant: str) -> bool:
+    policy = schedules.POLICIES.get(registry.resolve(variant).name)
+    return isinstance(policy, schedules.StashPolicy)
+
+
+def _k_of(variant: str) -> int:
+    """The k that a lineage was published for."""
+    return 1024 if _stashes(variant) else 512
+
+
+def _shapes_of(variant: str) -> tuple[tuple[int, tuple[int, ...]], ...]:
+    name = registry.resolve(variant).name
+    return WORKLOAD_SHAPES.get(name, WORKLOAD_SHAPES["vllm_k512"])
+
+
+def workload_checks(variant: str, target: str, seed: int | None) -> Iterator[Check]:
+    """Every workload on rows that go through every path of the variant, their tails poisoned."""
+    for name, arguments in _all_workloads():
+        for num_cols, lengths in _shapes_of(variant):
+            row_ends = np.array(lengths, np.int32)
+            yield Check(
+                experiment="workloads",
+                id=f"{_label(name, arguments)}-{num_cols}",
+                target=target,
+                variant=variant,
+                num_rows=len(lengths),
+                num_cols=num_cols,
+                k=_k_of(variant),
+                next_n=0,
+                workload=name,
+                workload_args=arguments | {"row_ends": list(lengths), "poison": "nan"},
+                body=partial(
+                    _workload_body, name, arguments, num_cols, row_ends, variant, target, seed
+                ),
+            )
+
+
+def _trace_difference(kernel: np.ndarray, twin: np.ndarray) -> str | None:
+    """First place where two (num_rows, blocks, 4) TRACE_STEP arrays differ."""
+    for name in kernel.dtype.names:
+        differs = kernel[name] != twin[name]
+        if differs.any():
+            row, block, step, *bins = np.argwhere(differs)[0].tolist()
+            place = f"row {row}, block {block}, step {step}" + (f", bin {bins[0]}" if bins else "")
+            here = (row, block, step, *bins)
+            return (
+                f"{name} is {kernel[name][here]} in the kernel, "
+                f"{twin[name][here]} in the twin ({place})"
+            )
+    return None
+
+
+def _trace_body(
+    name: str,
+    arguments: dict[str, Any],
+    num_cols: int,
+    row_ends: np.ndarray,
+    variant: str,
+    target: str,
+    seed: int | None,
+) -> Finding:
+    logits = _workload_logits(name, arguments, num_cols, row_ends)
+    lengths = {"row_ends": row_ends}
+    call = partial(targets.run, variant=variant, logits=logits, k=_k_of(variant), **lengths)
+    traced = call(target, traced=True, seed=seed)
+    plain = call(target, seed=seed)
+    twin = call("numba", traced=True)
+    reached = int((traced.steps["step"] >= 0).sum())
+    reason = violations(logits, traced, lengths) or _trace_difference(traced.steps, twin.steps)
+    if reason is None:
+        starts, _ = live_bounds(*logits.shape, **lengths)
+        kept = [chosen_keys(logits, starts, outcome.indices) for outcome in (traced, plain)]
+        if not np.array_equal(*kept):
+            reason = "the traced and the untraced kernel kept different logits"
+    return Finding("wrong" if reason else "ok", reason, {"steps": reached}, traced.code)
+
+
+def trace_checks(variant: str, target: str, seed: int | None) -> Iterator[Check]:
+    """Kernel and twin side by side, step by step, where the kernel is emulated."""
+    if target not in targets.AMD_TARGETS:
+        return
+    num_cols, lengths = _shapes_of(variant)[-1]
+    row_ends = np.array(lengths, np.int32)
+    for name, arguments in STASH_WORKLOADS if _stashes(variant) else TRACED_WORKLOADS:
+        yield Check(
+            experiment="pass_by_pass",
+            id=_label(name, arguments),
+            target=target,
+            variant=variant,
+            num_rows=len(lengths),
+            num_cols=num_cols,
+            k=_k_of(variant),
+            next_n=0,
+            workload=name,
+            workload_args=arguments | {"row_ends": list(lengths), "poison": "nan"},
+            body=partial(_trace_body, name, arguments, num_cols, row_ends, variant, target, seed),
+        )
+
+
+def _neg_inf_row() -> np.ndarray:
+    finite, masked = NEG_INF_ROW
+    row = np.full((1, finite + masked), -np.inf, np.float32)
+    row[0, :finite] = np.arange(finite)
+    return row
+
+
+def _neg_inf_body(variant: str, target: str, seed: int | None) -> Finding:
+    logits = _neg_inf_row()
+    outcome = targets.run(target, variant, logits, 512, study=True, seed=seed)
+    wrong_slots = int((outcome.indices[0] < 0).sum())
+    reason = violations(logits, outcome, {})
+    return Finding("wrong" if reason else "ok", reason, {"wrong_slots": wrong_slots}, outcome.code)
+
+
+def neg_inf_checks(variant: str, target: str, seed: int | None) -> Iterator[Check]:
+    """One row whose cutoff is -inf, with the rule that keeps it exact and with the legacy pads."""
+    if variant != "vllm_k512":
+        return
+    finite, masked = NEG_INF_ROW
+    for studied, label in ((variant, "rule"), (LEGACY_POLICY, "legacy-pads")):
+        yield Check(
+            experiment="neg_inf_rule",
+            id=label,
+            target=target,
+            variant=studied,
+            num_rows=1,
+            num_cols=finite + masked,
+            k=512,
+            next_n=0,
+            workload=None,
+            workload_args={"case": label, "finite": finite, "masked": masked},
+            body=partial(_neg_inf_body, studied, target, seed),
+            due="ok" if studied == variant else "wrong",
+        )
