@@ -39,6 +39,88 @@ def test_case_lists_are_exact(variant, experiment):
         assert finding.status == "ok", verify.line(check, finding)
 
 
+@pytest.mark.parametrize("variant", ["sglang_block512", "sglang_block1024"])
+@pytest.mark.parametrize(
+    "experiment", ["boundaries", "workloads", "sglang", "page_tables", "pass_by_pass"]
+)
+def test_one_block_a_row_is_exact(variant, experiment):
+    planned = verify.checks(experiment, variant, TARGET)
+    assert planned
+    for check in planned:
+        finding = verify.run(check)
+        assert check.holds(finding), verify.line(check, finding)
+
+
+@pytest.mark.parametrize("experiment", ["exactness_under_overflow", "sglang_index_sets"])
+def test_the_source_of_one_block_a_row_is_borne_out(experiment):
+    for check in verify.checks(experiment, "sglang_block1024", TARGET):
+        finding = verify.run(check)
+        assert check.holds(finding), verify.line(check, finding)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_page_transform_follows_any_selection(variant):
+    for check in verify.checks("page_tables", variant, TARGET):
+        finding = verify.run(check)
+        assert check.holds(finding), verify.line(check, finding)
+
+
+@pytest.mark.parametrize(
+    "variant", [*VARIANTS, "sglang_block512", "sglang_block1024", "sglang_block1024[stash_kib=48]"]
+)
+def test_a_captured_graph_reads_lengths_and_pages_anew(variant):
+    num_rows, num_cols, page_size = 6, 70_000, 64
+    pages = -(-num_cols // page_size)
+    logits = rows(num_rows, num_cols)
+    ends = row_ends(num_rows, num_cols)
+    table = torch.zeros(num_rows // 2, pages, dtype=torch.int32, device="cuda")
+    out = torch.empty(num_rows, 512, dtype=torch.int32, device="cuda")
+    raw = torch.empty_like(out)
+    needed = topk_lab.workspace_size(num_rows, num_cols, 512, variant, "cuda")
+    workspace = torch.empty(max(needed, 4), dtype=torch.uint8, device="cuda")
+
+    def call():
+        return topk_lab.topk_paged(
+            logits, 512, table, page_size, row_ends=ends, variant=variant, out=out, raw_out=raw,
+            workspace=workspace,
+        )  # fmt: skip
+
+    call()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        assert call() is out
+    random = torch.Generator().manual_seed(0)
+    for turn, lengths in enumerate([(70_000, 3), (0, -1), (513, 512), (65_537, 16_385)]):
+        ends.copy_(row_ends(num_rows, *lengths))
+        name = ("normal", "masked_random", "constant", "near_one")[turn]
+        logits.copy_(rows(num_rows, num_cols, name))
+        order = torch.randperm(table.numel(), generator=random).view(table.shape)
+        table.copy_(order.to(torch.int32))
+        out.fill_(-777)
+        raw.fill_(-777)
+        graph.replay()
+        checked(logits, raw, row_ends=ends)
+        found = raw.long()
+        page = order.cuda().repeat_interleave(2, 0).gather(1, found.clamp(min=0) // page_size)
+        due = torch.where(found < 0, -1, page * page_size + found % page_size)
+        assert torch.equal(out.long(), due)
+
+
+def test_rising_indices_of_a_device():
+    logits = rows(5, 40_000, "few_values")
+    indices = topk_lab.topk(logits, 1000, variant="sglang_block1024", order="index")
+    checked(logits, indices, order="index")
+
+
+def test_a_table_of_another_device_or_width_is_refused():
+    logits = rows(2, 1000)
+    table = torch.zeros(2, 16, dtype=torch.int32)
+    with pytest.raises(TypeError, match="page_table must be on the device of logits"):
+        topk_lab.topk_paged(logits, 5, table, 64)
+    with pytest.raises(ValueError, match=r"at least 16 pages of 64 for 1000 columns, got 15"):
+        topk_lab.topk_paged(logits, 5, table[:, :15].cuda(), 64)
+
+
 @pytest.mark.parametrize("variant", ["auto", *VARIANTS])
 def test_device_tensors_are_selected_exactly(variant):
     logits = rows()

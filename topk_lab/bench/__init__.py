@@ -6,8 +6,9 @@ recorded through `topk_lab.results`; `topk_lab.bench.ratios` compares records wi
 `topk_lab.bench.overhead` takes a call's host time apart.
 """
 
+from topk_lab.bench.cells import Cell, Experiment
 from topk_lab.bench.device import Device, TorchDevice
-from topk_lab.bench.experiments import EXPERIMENTS, Cell, Experiment, run
+from topk_lab.bench.experiments import EXPERIMENTS, run
 from topk_lab.bench.overhead import host_overhead
 from topk_lab.bench.ratios import against_published, geomeans
 from topk_lab.bench.timing import Candidate, Effort, Timing, measure

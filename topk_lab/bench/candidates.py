@@ -21,9 +21,10 @@ from topk_lab.contract import UNWRITTEN, find_violations
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["READS", "Inputs", "Make", "operator", "torch_topk"]
+__all__ = ["READS", "Inputs", "Make", "PageTables", "operator", "torch_topk"]
 
 Make: TypeAlias = "Callable[[torch.Tensor], tuple[Call, torch.Tensor]]"
+Columns: TypeAlias = "Callable[[torch.Tensor], np.ndarray]"
 
 
 class Inputs:
@@ -75,12 +76,16 @@ class Inputs:
 
         return Candidate(calls, prepare, check_all, input_bytes=self.host.nbytes)
 
-    def selection(self, make: Make) -> Candidate:
-        """Stand for a selection: its output is (num_rows, k) indices, held against the oracle."""
+    def selection(self, make: Make, columns: Columns | None = None) -> Candidate:
+        """Stand for a selection: its output is (num_rows, k) indices, held against the oracle.
+
+        Where it is something else, `columns` turns it into indices.
+        """
         import torch
 
-        def check(indices: torch.Tensor) -> str | None:
-            violations = find_violations(self.host, indices.to(torch.int32))
+        def check(output: torch.Tensor) -> str | None:
+            indices = output.to(torch.int32) if columns is None else columns(output)
+            violations = find_violations(self.host, indices)
             return f"{len(violations)} violations; {violations[0]}" if violations else None
 
         return self._candidate(make, UNWRITTEN, check)
@@ -115,6 +120,62 @@ def operator(variant: str, k: int, logits: torch.Tensor) -> tuple[Call, torch.Te
         ops.topk(logits, k, row_ends=row_ends, variant=variant, out=out, workspace=workspace)
 
     return call, out
+
+
+class PageTables:
+    """Page tables that name every page of a pool once, in random order.
+
+    Parameters
+    ----------
+    num_rows, num_cols : int
+        Shape of the logits.
+    page_size : int
+        A power of two.
+    place : str
+        Where torch puts the tables.
+    """
+
+    def __init__(self, num_rows: int, num_cols: int, page_size: int, place: str) -> None:
+        import torch
+
+        self.page_size = page_size
+        pages = -(-num_cols // page_size)
+        self._host = np.random.default_rng(0).permutation(num_rows * pages)
+        self.tables = torch.from_numpy(self._host.reshape(num_rows, pages).astype(np.int32)).to(
+            place
+        )
+
+    def operator(self, variant: str, k: int, logits: torch.Tensor) -> tuple[Call, torch.Tensor]:
+        """Call a variant of this package for slots, with all that it needs made before."""
+        import torch
+
+        from topk_lab import ops
+
+        num_rows, num_cols = logits.shape
+        place = logits.device
+        row_ends = torch.full((num_rows,), num_cols, dtype=torch.int32, device=place)
+        out = torch.empty((num_rows, k), dtype=torch.int32, device=place)
+
+        def call() -> None:
+            ops.topk_paged(
+                logits, k, self.tables, self.page_size, row_ends=row_ends, variant=variant, out=out
+            )
+
+        return call, out
+
+    def columns(self, slots: torch.Tensor) -> np.ndarray:
+        """The columns that slots stand for, (num_rows, k) int32; -2 for a slot of another row."""
+        found = slots.cpu().numpy()
+        num_rows, pages = self.tables.shape
+        place = np.full(self._host.size, -1, np.int64)
+        place[self._host] = np.arange(self._host.size)
+        page = np.clip(found // self.page_size, 0, self._host.size - 1)
+        row, column_page = np.divmod(place[page], pages)
+        columns = column_page * self.page_size + found % self.page_size
+        own = (
+            (found >= 0) & (row == np.arange(num_rows)[:, None]) & (page == found // self.page_size)
+        )
+        return np.where(own, columns, np.where(found == -1, -1, -2)).astype(np.int32)
 
 
 def torch_topk(k: int, logits: torch.Tensor) -> tuple[Call, torch.Tensor]:

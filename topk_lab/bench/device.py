@@ -36,11 +36,14 @@ class Device(Protocol):
         Where torch puts tensors for it.
     cache_bytes : int
         Size of the last-level cache.
+    arch : str
+        ``sm_90``, ``gfx950``, ...
     """
 
     target: str
     place: str
     cache_bytes: int
+    arch: str
 
     def capture(self, calls: Sequence[Call]) -> Call:
         """Record calls as one graph, and return what replays it."""
@@ -80,8 +83,12 @@ class TorchDevice:
         self._torch = torch
         self.target = "hip" if torch.version.hip else "cuda"
         found = torch.cuda.get_device_properties(torch.cuda.current_device())
-        arch = found.gcnArchName.split(":")[0] if torch.version.hip else ""
-        self.cache_bytes = MEMORY_SIDE_CACHE_BYTES.get(arch, found.L2_cache_size)
+        self.arch = (
+            found.gcnArchName.split(":")[0]
+            if torch.version.hip
+            else f"sm_{found.major}{found.minor}"
+        )
+        self.cache_bytes = MEMORY_SIDE_CACHE_BYTES.get(self.arch, found.L2_cache_size)
         self._pressure = torch.empty(PRESSURE_BYTES, dtype=torch.uint8, device=self.place)
 
     def capture(self, calls: Sequence[Call]) -> Call:

@@ -9,134 +9,17 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
-
-from topk_lab import results, workloads
+from topk_lab import results
 from topk_lab.bench.candidates import READS, Inputs, operator, torch_topk
+from topk_lab.bench.cells import CELL_FIELDS, Cell, Experiment
 from topk_lab.bench.device import Device, TorchDevice
+from topk_lab.bench.latency import latency_candidates, latency_cells, latency_counters
 from topk_lab.bench.ratios import MIRRORS, PUBLISHED_TIMES, TORCH, published_shapes
 from topk_lab.bench.timing import Candidate, Effort, Timing, measure
 
-__all__ = ["AXES", "EXPERIMENTS", "Cell", "Experiment", "run"]
-
-CELL_FIELDS = ("num_rows", "num_cols", "k", "workload", "workload_args", "seed", "mode", "cache")
-AXES = ("num_rows", "num_cols", "k", "workload", "mode", "cache", "variant")
-
-
-@dataclass(frozen=True)
-class Cell:
-    """Variants that are timed side by side, and on what.
-
-    Attributes
-    ----------
-    num_rows, num_cols, k : int
-        Shape; every row is live to its end.
-    workload : str
-        Name of the workload.
-    workload_args : dict
-        Its arguments; with ``columns_reversed``, its last column stands first.
-    mode, cache : str
-        As `topk_lab.bench.measure` takes them.
-    variants : tuple of str
-        What is timed.
-    seed : int
-        Of the workload.
-    """
-
-    num_rows: int
-    num_cols: int
-    k: int
-    workload: str
-    workload_args: dict[str, Any]
-    mode: str
-    cache: str
-    variants: tuple[str, ...]
-    seed: int = 0
-
-    def fields(self) -> dict[str, Any]:
-        """The fields of a record that say on what it was timed."""
-        return {name: getattr(self, name) for name in CELL_FIELDS}
-
-    def logits(self) -> np.ndarray:
-        """The (num_rows, num_cols) float32 logits."""
-        arguments = dict(self.workload_args)
-        reverse = arguments.pop("columns_reversed", False)
-        logits = workloads.make(
-            self.workload, self.num_rows, self.num_cols, seed=self.seed, **arguments
-        )
-        return np.ascontiguousarray(logits[:, ::-1]) if reverse else logits
-
-    def __str__(self) -> str:
-        return f"{self.num_rows} x {self.num_cols} {self.workload}, {self.mode}, {self.cache}"
-
-
-@dataclass(frozen=True)
-class Experiment:
-    """A list of cells that answers a question.
-
-    Attributes
-    ----------
-    name : str
-        As records name it.
-    question : str
-        One line.
-    cells : callable
-        All its cells.
-    candidates : callable
-        What stands for the variants of a cell, on a device.
-    """
-
-    name: str
-    question: str
-    cells: Callable[[], list[Cell]] = field(repr=False)
-    candidates: Callable[[Cell, Device], dict[str, Candidate]] = field(repr=False)
-
-    def axes(self) -> dict[str, tuple[Any, ...]]:
-        """Values of each axis, in the order of the cells."""
-        cells = self.cells()
-        values = {
-            axis: tuple(dict.fromkeys(getattr(cell, axis) for cell in cells))
-            for axis in AXES
-            if axis != "variant"
-        }
-        return values | {
-            "variant": tuple(dict.fromkeys(name for cell in cells for name in cell.variants))
-        }
-
-    def chosen(self, axes: Mapping[str, Sequence[Any]]) -> list[Cell]:
-        """The cells at some values of some axes.
-
-        Parameters
-        ----------
-        axes : mapping of str to sequence
-            Axis -> values, compared as text; an axis that is not named is taken whole.
-
-        Returns
-        -------
-        list of Cell
-
-        Raises
-        ------
-        ValueError
-            No such axis, or no such value on it.
-        """
-        known = self.axes()
-        wanted = {axis: {str(value) for value in values} for axis, values in axes.items()}
-        for axis, values in wanted.items():
-            if axis not in known:
-                raise ValueError(f"axis must be one of {', '.join(known)}, got {axis!r}")
-            for value in values - {str(one) for one in known[axis]}:
-                allowed = ", ".join(map(str, known[axis]))
-                raise ValueError(f"{axis} must be among {allowed}, got {value!r}")
-        variants = wanted.pop("variant", {str(one) for one in known["variant"]})
-        return [
-            replace(cell, variants=tuple(name for name in cell.variants if name in variants))
-            for cell in self.cells()
-            if all(str(getattr(cell, axis)) in values for axis, values in wanted.items())
-        ]
+__all__ = ["EXPERIMENTS", "run"]
 
 
 def _reference_cells() -> list[Cell]:
@@ -168,6 +51,13 @@ EXPERIMENTS = {
             "How do the mirrors compare with the kernels that they mirror, and with the floor?",
             _reference_cells,
             _reference_candidates,
+        ),
+        Experiment(
+            "latency_vs_batch",
+            "Does the time of one block a row grow with the rows, and what do more threads change?",
+            latency_cells,
+            latency_candidates,
+            latency_counters,
         ),
     )
 }
@@ -273,7 +163,10 @@ def run(
         candidates = experiment.candidates(cell, device)
         timings = measure(candidates, device, mode=cell.mode, cache=cell.cache, effort=effort)
         for variant, timing in timings.items():
-            written.append(_record(recorder, experiment.name, cell, device.target, variant, timing))
+            counters = experiment.counters(cell, variant, device)
+            written.append(
+                _record(recorder, experiment.name, cell, device.target, variant, timing, counters)
+            )
             say(_line(cell, variant, timing))
     return written
 
@@ -285,8 +178,9 @@ def _record(
     target: str,
     variant: str,
     timing: Timing,
+    more: Mapping[str, Any],
 ) -> dict[str, Any]:
-    counters = {"input_bytes": 4 * cell.num_rows * cell.num_cols, **timing.counters()}
+    counters = {"input_bytes": 4 * cell.num_rows * cell.num_cols, **timing.counters(), **more}
     return recorder.record(
         experiment=experiment,
         target=target,

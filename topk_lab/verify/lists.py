@@ -214,8 +214,8 @@ def _trace_body(
 
 
 def trace_checks(variant: str, target: str, seed: int | None) -> Iterator[Check]:
-    """Kernel and twin side by side, step by step, where the kernel is emulated."""
-    if target not in targets.AMD_TARGETS:
+    """Kernel and twin side by side, step by step."""
+    if target not in (*targets.AMD_TARGETS, *targets.DEVICE_TARGETS):
         return
     num_cols, lengths = _shapes_of(variant)[-1]
     row_ends = np.array(lengths, np.int32)
