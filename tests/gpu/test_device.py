@@ -15,6 +15,7 @@ import torch
 from topk_lab import driver, plans, schedules, workloads
 from topk_lab.contract import UNWRITTEN, assert_exact, find_violations, live_bounds
 from topk_lab.reference import vllm
+from topk_lab.reference.trace_record import TRACE_STEP, empty_trace
 
 pytestmark = pytest.mark.gpu
 
@@ -89,7 +90,7 @@ class Call:
             (self.plan.workspace_bytes // 4,), UNWRITTEN, dtype=torch.int32, device=logits.device
         )
         self.trace = torch.zeros(
-            int(np.prod(self.plan.trace_shape)) * vllm.TRACE_STEP.itemsize if traced else 0,
+            int(np.prod(self.plan.trace_shape)) * TRACE_STEP.itemsize if traced else 0,
             dtype=torch.uint8,
             device=logits.device,
         )
@@ -175,15 +176,14 @@ def test_every_pass_does_what_its_twin_does(device, call, name):
     variant, num_cols, lengths = CALLS[call]
     logits = made(device, name, num_cols, lengths)
     done = Call(device, variant, logits, row_ends=lengths, traced=True)
-    steps = np.zeros(done.plan.trace_shape, vllm.TRACE_STEP)
-    steps["step"] = -1
+    steps = empty_trace(*done.plan.trace_shape)
     done.trace.copy_(torch.from_numpy(steps.view(np.uint8).reshape(-1)))
     done.launch().assert_exact()
-    steps = done.trace.cpu().numpy().view(vllm.TRACE_STEP).reshape(done.plan.trace_shape)
+    steps = done.trace.cpu().numpy().view(TRACE_STEP).reshape(done.plan.trace_shape)
     rows = logits.cpu().numpy()
     starts, ends = live_bounds(*rows.shape, row_ends=np.array(lengths, np.int32))
     twin = vllm.select(variant, rows, K, starts, ends, trace=True).trace
-    for field in vllm.TRACE_STEP.names:
+    for field in TRACE_STEP.names:
         np.testing.assert_array_equal(steps[field], twin[field], err_msg=field)
 
 

@@ -278,9 +278,7 @@ def test_tensors_on_other_devices_are_refused():
         TypeError, match="row_ends must be on the device of logits, cuda:0, got cpu"
     ):
         topk_lab.topk(logits, 512, row_ends=torch.full((2,), 5, dtype=torch.int32))
-    with pytest.raises(
-        ValueError, match="variant must be one of vllm_generic, vllm_k512 on cuda:0"
-    ):
+    with pytest.raises(ValueError, match=r"variant must be one of vllm_generic, .* on cuda:0"):
         topk_lab.topk(logits, 512, variant="reference")
 
 

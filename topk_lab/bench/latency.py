@@ -105,11 +105,12 @@ def _make_held(variant: str, cell: Cell, device: Device, pages: PageTables) -> M
             "page_table": pages.tables,
             "slots": out,
         }
-        addresses = {name: tensor.data_ptr() for name, tensor in tensors.items()}
         opened = driver.open_device(device.target, place.index)
         made = _held(variant, cell, device)
 
         def call() -> None:
+            # Taken anew: the call keeps the tensors themselves alive, not their addresses alone.
+            addresses = {name: tensor.data_ptr() for name, tensor in tensors.items()}
             stream = torch.cuda.current_stream(place).cuda_stream
             driver.launch(made, addresses, opened, stream)
 
