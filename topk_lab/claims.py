@@ -3,8 +3,8 @@
 ``data/claims.toml`` lists every claim with the published figure and the query that decides it. A
 verdict needs records: without them a claim is ``published only``, with the reason. A time is
 ``reproduced`` on the hardware that it was published for and nowhere else; on another device a
-ratio can show the same direction. Exactness and counts are properties of the algorithm, so any
-target decides them.
+ratio can show the same direction or the other one, which refutes nothing. Exactness and counts are
+properties of the algorithm, so any target decides them.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ __all__ = ["OUTCOMES", "Claim", "evaluate", "load_claims", "not_reproduced"]
 
 REPRODUCED = "reproduced"
 SAME_DIRECTION = "same direction"
+OTHER_DIRECTION = "other direction"
 NOT_REPRODUCED = "not reproduced"
 PUBLISHED_ONLY = "published only"
-OUTCOMES = (REPRODUCED, SAME_DIRECTION, NOT_REPRODUCED, PUBLISHED_ONLY)
+OUTCOMES = (REPRODUCED, SAME_DIRECTION, OTHER_DIRECTION, NOT_REPRODUCED, PUBLISHED_ONLY)
 
 CLAIM_KINDS = ("exact", "count", "time")
 COMPARISONS = ("equal", "at least", "at most")
@@ -77,7 +78,7 @@ class Claim:
     compare : {"equal", "at least", "at most"}
         How the found value must stand to the published one.
     tolerance : float
-        Relative, for times.
+        Relative.
     baseline, candidate : str
         Variants of a ratio (time of the first / time of the second).
     hardware : str
@@ -142,8 +143,8 @@ class _Finding:
 
     @property
     def verdict(self) -> str:
-        if self.outcome == SAME_DIRECTION:
-            return f"{SAME_DIRECTION} on {self.note}"
+        if self.outcome in (SAME_DIRECTION, OTHER_DIRECTION):
+            return f"{self.outcome} on {self.note}"
         return f"{PUBLISHED_ONLY} ({self.note})" if self.outcome == PUBLISHED_ONLY else self.outcome
 
 
@@ -202,8 +203,9 @@ def evaluate(records: pd.DataFrame, claims: Iterable[Claim] | None = None) -> pd
     pandas.DataFrame
         One row a claim: ``id``, ``source``, ``kind``, ``statement``, ``published`` (text with
         unit), ``found`` (text; empty without records), ``verdict`` (reproduced | same direction on
-        <device> | not reproduced | published only (<why>)), ``outcome`` (its first words, one of
-        `OUTCOMES`), ``cells`` (how many decided), ``provenance``.
+        <device> | other direction on <device> | not reproduced | published only (<why>)),
+        ``outcome`` (its first words, one of `OUTCOMES`), ``cells`` (how many decided),
+        ``provenance``.
     """
     import pandas as pd
 
@@ -446,7 +448,7 @@ def _judge_time(claim: Claim, cells: list[dict[str, Any]]) -> _Finding:
     if same:
         return _Finding(SAME_DIRECTION, ", ".join(same), found, timed)
     if contrary:
-        return _Finding(NOT_REPRODUCED, "", found, timed)
+        return _Finding(OTHER_DIRECTION, ", ".join(contrary), found, timed)
     if partial:
         return _Finding(PUBLISHED_ONLY, f"recorded: {', '.join(partial)}", found, timed)
     return _Finding(

@@ -17,12 +17,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from topk_lab.evidence import MODES
+
 if TYPE_CHECKING:
     from nbformat import NotebookNode
 
 __all__ = ["MODES", "NotebookError", "build", "execute", "folder", "names", "read", "stale"]
 
-MODES = ("auto", "live", "live-cpu", "replay")
 KERNEL = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
 PARAMETERS_TAG = "parameters"
 INJECTED_TAG = "injected-parameters"

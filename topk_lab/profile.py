@@ -383,6 +383,7 @@ def _first_histogram(
 
     num_rows, num_cols = logits.shape
     chosen = plain.plan.variant
+    merges = getattr(chosen.policy, "count_neg_inf", False)  # the SGLang lineage has no such field
     max_splits = plain.plan.max_splits
     active = schedules.active_splits(chosen.name, num_rows, num_cols, max_splits)
     blocks = plain.counts[0].per_block if plain.counts else {}
@@ -402,7 +403,7 @@ def _first_histogram(
             counted = int(steps["histogram"][0].sum(dtype=np.int64))
             neg_inf = int((part.view(np.uint32) == NEG_INF_BITS).sum())
             threads = _neg_inf_threads(part, chosen.policy.block_size)
-            merged = threads if chosen.policy.count_neg_inf else neg_inf
+            merged = threads if merges else neg_inf
             block = split * num_rows + row
             lanes = blocks["lds_atomic_lanes"][block] - blocks["lds_atomic_returning_lanes"][block]
             reached = int((steps["step"] >= 0).sum())

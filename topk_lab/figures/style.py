@@ -29,7 +29,7 @@ INK = "#1f2430"
 MUTED = "#5b6272"
 FAINT = "#d9dce3"
 BLUE, SKY, VERMILION, GREY = "#0072b2", "#7cc0e8", "#d55e00", "#b8bcc6"
-GREEN, PURPLE = "#009e73", "#8c3fa0"
+GREEN, PURPLE, AMBER = "#009e73", "#8c3fa0", "#e69f00"
 
 BLOCK_SIZE_COLOURS = {256: GREEN, 512: BLUE, 1024: VERMILION}
 HOLLOW_KINDS = ("published", "derived")

@@ -5,8 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from topk_lab.claims import NOT_REPRODUCED, OUTCOMES, PUBLISHED_ONLY, REPRODUCED, SAME_DIRECTION
+from topk_lab.claims import (
+    NOT_REPRODUCED,
+    OTHER_DIRECTION,
+    OUTCOMES,
+    PUBLISHED_ONLY,
+    REPRODUCED,
+    SAME_DIRECTION,
+)
 from topk_lab.figures.style import (
+    AMBER,
     BLUE,
     GREY,
     INK,
@@ -28,6 +36,7 @@ __all__ = ["claims_overview", "exactness_grid"]
 OUTCOME_COLOURS = {
     REPRODUCED: BLUE,
     SAME_DIRECTION: SKY,
+    OTHER_DIRECTION: AMBER,
     NOT_REPRODUCED: VERMILION,
     PUBLISHED_ONLY: GREY,
 }

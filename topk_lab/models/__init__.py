@@ -3,7 +3,8 @@
 A block's resources say how many blocks a device holds at once (`topk_lab.models.occupancy`). Rows
 beyond that wait for another wave of blocks: so a time grows in steps, or not at all while one
 block's latency is the cost (`topk_lab.models.times`). What that is worth in a served model, and how
-many winners a full stash loses, is arithmetic (`topk_lab.models.arithmetic`).
+many winners a full stash loses, is arithmetic (`topk_lab.models.arithmetic`). What more threads
+change in the work of a block and of a wave is counted (`topk_lab.models.work`).
 
 Frames in, frames out: nothing here times anything, and only published tables are read.
 """
@@ -25,6 +26,7 @@ from topk_lab.models.times import (
     flatness,
     speedups,
 )
+from topk_lab.models.work import work_by_block_size
 
 __all__ = [
     "DEVICES",
@@ -43,4 +45,5 @@ __all__ = [
     "resident_blocks",
     "speedups",
     "step_share",
+    "work_by_block_size",
 ]

@@ -45,7 +45,7 @@ SAME_WAVES = "not identifiable: all rows take as many waves"
 
 GROUP = ["kind", "device", "variant", "k", "num_cols", "cache"]
 READ_PREFIX = "read_"
-RESIDENT = "resident_blocks"
+RESIDENT, UNITS = "resident_blocks", "units"
 INTERVAL = (0.025, 0.975)
 
 
@@ -84,14 +84,19 @@ def _interval(values: np.ndarray) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def fit_waves(frame: pd.DataFrame, *, draws: int = 2000, seed: int = 0) -> pd.DataFrame:
-    """Fit ``time = fixed + per_wave * ceil(num_rows / resident blocks)`` by least squares.
+def fit_waves(
+    frame: pd.DataFrame, *, at_once: str = RESIDENT, draws: int = 2000, seed: int = 0
+) -> pd.DataFrame:
+    """Fit ``time = fixed + per_wave * ceil(num_rows / blocks at once)`` by least squares.
 
     Parameters
     ----------
     frame : pandas.DataFrame
-        Records; cells without ``resident_blocks`` among their counters are left out. Cells of the
+        Records; cells without `at_once` among their counters are left out. Cells of the
         occupancy axis (``workload_args.blocks_per_unit``) are fitted by themselves.
+    at_once : {"resident_blocks", "units"}
+        Blocks that a wave is made of: all that are resident, as if those of one unit did not hold
+        each other up; or one for each unit, as if they took turns.
     draws : int, default 2000
         Of the bootstrap over points and over the samples of each.
     seed : int, default 0
@@ -100,7 +105,8 @@ def fit_waves(frame: pd.DataFrame, *, draws: int = 2000, seed: int = 0) -> pd.Da
     -------
     pandas.DataFrame
         One row a group: ``kind``, ``device``, ``variant``, ``k``, ``num_cols``, ``cache``, ``held``
-        (whether it is of the occupancy axis), ``blocks_per_unit``, ``resident_blocks``;
+        (whether it is of the occupancy axis), ``blocks_per_unit``, ``resident_blocks``,
+        ``at_once`` (blocks of a wave);
         ``fixed_us`` and ``per_wave_us``, each with ``_low`` and ``_high`` in place of ``_us``;
         ``one_wave_us``, the mean time of the rows of one wave (NaN without any); ``r2``;
         ``residual``, the largest relative one; ``points``, ``waves`` (the most of them) and
@@ -109,21 +115,24 @@ def fit_waves(frame: pd.DataFrame, *, draws: int = 2000, seed: int = 0) -> pd.Da
     """
     import pandas as pd
 
+    if at_once not in (RESIDENT, UNITS):
+        raise ValueError(f"at_once must be {RESIDENT} or {UNITS}, got {at_once!r}")
     cells = _timed(frame, sweep_only=False)
-    cells = cells[cells["counters"].map(lambda counters: RESIDENT in counters).astype(bool)]
+    cells = cells[cells["counters"].map(lambda counters: at_once in counters).astype(bool)]
     cells = cells.assign(
         held=[bool(arguments) for arguments in cells["workload_args"]],
         blocks_per_unit=[counters.get("blocks_per_unit") for counters in cells["counters"]],
-        resident_blocks=[counters[RESIDENT] for counters in cells["counters"]],
+        resident_blocks=[counters.get(RESIDENT) for counters in cells["counters"]],
+        at_once=[counters[at_once] for counters in cells["counters"]],
     )
     rows = []
-    for key, group in _groups(cells, [*GROUP, "held", "blocks_per_unit", "resident_blocks"]):
-        waves = np.ceil(group["num_rows"].to_numpy() / key["resident_blocks"])
+    for key, group in _groups(cells, [*GROUP, *_FIT_KEYS]):
+        waves = np.ceil(group["num_rows"].to_numpy() / key["at_once"])
         rows.append(key | _wave_fit(waves, group, draws, np.random.default_rng(seed)))
-    columns = [*GROUP, "held", "blocks_per_unit", "resident_blocks", *_FIT_COLUMNS]
-    return pd.DataFrame(rows, columns=columns)
+    return pd.DataFrame(rows, columns=[*GROUP, *_FIT_KEYS, *_FIT_COLUMNS])
 
 
+_FIT_KEYS = ("held", "blocks_per_unit", "resident_blocks", "at_once")
 _FIT_COLUMNS = (
     *("fixed_us", "fixed_low", "fixed_high", "per_wave_us", "per_wave_low", "per_wave_high"),
     *("one_wave_us", "r2", "residual", "points", "waves", "verdict"),
