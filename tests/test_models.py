@@ -211,7 +211,8 @@ def test_occupancy_axis_is_fitted_by_itself_and_kept_out_of_everything_else():
     [
         pytest.param((36.8, 36.8), "latency-bound", id="as-published"),
         pytest.param((40, 43), "latency-bound", id="7-per-cent"),
-        pytest.param((40, 80), "throughput-bound", id="doubled"),
+        pytest.param((40, 80), "between", id="doubled-for-32-times-the-rows"),
+        pytest.param((40, 320), "throughput-bound", id="eightfold"),
         # Samples 1 % either side: growth from 1.089 * 0.98 to 1.089 * 1.02 spans 1.10.
         pytest.param((100, 108.9), "undecided", id="interval-spans-the-bound"),
     ],

@@ -342,7 +342,7 @@ def bench(experiment: str, axes: tuple[str, ...], shard: str, resume: bool, out:
     EXPERIMENT is reference_shapes, latency_vs_batch, or host_overhead, which takes no axes.
     """
     from topk_lab import bench as benching
-    from topk_lab import code_objects, results
+    from topk_lab import verify as verifying
 
     chosen = {}
     for axis in axes:
@@ -354,13 +354,7 @@ def bench(experiment: str, axes: tuple[str, ...], shard: str, resume: bool, out:
     if not (slash and part.isdecimal() and parts.isdecimal()):
         raise ValueError(f"--shard must read i/n, got {shard!r}")
     device = benching.TorchDevice()
-    compilers = {found.compiler for found in code_objects.manifest() if found.target == "cuda"}
-    run_info = results.RunInfo.capture(
-        target=device.target,
-        kernel_hash=code_objects.sources(),
-        compiler=", ".join(sorted(compilers)) or None,
-    )
-    recorder = results.Recorder(out, run_info)
+    recorder = verifying.recorder(out, [device.target])
     if experiment.replace("-", "_") == "host_overhead":
         if axes or resume or shard != "1/1":
             raise ValueError("host_overhead must be run whole, got --axis, --shard or --resume")

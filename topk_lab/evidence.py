@@ -65,12 +65,11 @@ def resolve(mode: str) -> str:
 
 
 @contextmanager
-def _recorder(target: str | None = None) -> Iterator[results.Recorder]:
-    from topk_lab import code_objects
+def _recorder(targets: Sequence[str]) -> Iterator[results.Recorder]:
+    from topk_lab import verify
 
     with tempfile.TemporaryDirectory() as folder:
-        run_info = results.RunInfo.capture(target=target, kernel_hash=code_objects.sources())
-        yield results.Recorder(Path(folder), run_info)
+        yield verify.recorder(Path(folder), targets)
 
 
 def _committed(experiment: str) -> pd.DataFrame:
@@ -110,7 +109,7 @@ def times(
     from topk_lab import bench
 
     device = bench.TorchDevice()
-    with _recorder(device.target) as recorder:
+    with _recorder([device.target]) as recorder:
         bench.run(experiment, recorder, device=device, axes=axes, say=lambda line: None)
         return results.load(recorder.destination)
 
@@ -149,7 +148,7 @@ def checks(
         from topk_lab import driver
 
         places.append(driver.platform())
-    with _recorder() as recorder:
+    with _recorder(places) as recorder:
         for target in places:
             for variant in variants:
                 for check in verify.checks(experiment, variant, target):
@@ -193,7 +192,7 @@ def profiles(
         return found
     from topk_lab import profile
 
-    with _recorder() as recorder:
+    with _recorder([target]) as recorder:
         for variant in variants:
             profile.record(recorder, profile.profile(variant, target, num_rows, num_cols, k=k))
         return results.load(recorder.destination)

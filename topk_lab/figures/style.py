@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -32,6 +33,7 @@ BLUE, SKY, VERMILION, GREY = "#0072b2", "#7cc0e8", "#d55e00", "#b8bcc6"
 GREEN, PURPLE, AMBER = "#009e73", "#8c3fa0", "#e69f00"
 
 BLOCK_SIZE_COLOURS = {256: GREEN, 512: BLUE, 1024: VERMILION}
+CHARACTERS_AN_INCH = 14  # of the text below a figure
 HOLLOW_KINDS = ("published", "derived")
 
 
@@ -122,7 +124,7 @@ def with_provenance(axes: Axes | Sequence[Axes], provenance: str) -> Figure:
     axes : Axes or sequence of Axes
         As a function of this module returns them.
     provenance : str
-        One line, for example from `results.provenance`.
+        For example from `results.provenance`; wrapped to the figure's width.
 
     Returns
     -------
@@ -132,5 +134,7 @@ def with_provenance(axes: Axes | Sequence[Axes], provenance: str) -> Figure:
     import numpy as np
 
     figure = np.ravel(axes)[0].figure
-    figure.supxlabel(provenance, x=0.008, ha="left", fontsize=8, color=MUTED)
+    width = int(CHARACTERS_AN_INCH * figure.get_size_inches()[0])
+    text = "\n".join(textwrap.wrap(provenance, width))
+    figure.supxlabel(text, x=0.008, ha="left", fontsize=8, color=MUTED)
     return figure

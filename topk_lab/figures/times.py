@@ -34,6 +34,7 @@ CACHE_DASHES = {"warm": "-", "pressure_256MiB": (0, (4, 1.6)), "cold": (0, (1.2,
 CACHE_MARKERS = {"warm": "o", "pressure_256MiB": "D", "cold": "s"}
 CACHE_COLOURS = {"warm": GREEN, "pressure_256MiB": SKY, "cold": PURPLE}
 PUBLISHED_MARKER = "^"
+UNITS_DASHES = (0, (4, 3))
 
 
 def latency_by_rows(
@@ -66,7 +67,7 @@ def latency_by_rows(
     -------
     array of Axes
         Whiskers are quartiles. A hairline in a block size's colour stands where the rows pass a
-        multiple of its resident blocks.
+        multiple of its resident blocks, a dashed one where they are as many as the compute units.
 
     Raises
     ------
@@ -87,7 +88,7 @@ def latency_by_rows(
         raise ValueError("measured must hold one time a block size, cache and shape, got several")
     lengths = sorted(set(sweep["num_cols"]))
     if axes is None:
-        axes = new_panels(len(lengths), 3, 2.5, sharey=True)
+        axes = new_panels(len(lengths), 2, 2.5, sharey=True)
     if len(axes) != len(lengths):
         raise ValueError(f"axes must be one for each of {len(lengths)} lengths, got {len(axes)}")
     for ax, num_cols in zip(axes, lengths, strict=True):
@@ -115,6 +116,13 @@ def _draw_resident(ax: Axes, cells: pd.DataFrame) -> None:
         for resident in sorted(found):
             for rows in range(int(resident), int(most), int(resident)):
                 ax.axvline(rows, color=colour, linewidth=0.6, alpha=0.35, zorder=0)
+    for units in _units(cells):
+        ax.axvline(units, color=INK, linewidth=0.9, linestyle=UNITS_DASHES, zorder=0)
+
+
+def _units(cells: pd.DataFrame) -> list[int]:
+    """Compute units of the device, where the records say how many."""
+    return sorted({counters.get("units") for counters in cells["counters"]} - {None})
 
 
 def _draw_sweep(ax: Axes, cells: pd.DataFrame) -> None:
@@ -206,6 +214,9 @@ def _latency_legend(
         handles.append(Line2D([], [], color=GREY, linewidth=3.5, label=label))
     label = "rows pass a multiple of the resident blocks"
     handles.append(Line2D([], [], color=GREY, marker="|", markersize=11, linestyle="", label=label))
+    if _units(sweep):
+        style = {"color": INK, "linewidth": 0.9, "linestyle": UNITS_DASHES}
+        handles.append(Line2D([], [], label="as many rows as compute units", **style))
     ax.figure.legend(
         handles=handles, loc="outside upper left", ncols=2, frameon=False, fontsize=8.5
     )

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from topk_lab import schedules
 from topk_lab.figures.style import (
     BLUE,
     GREY,
@@ -22,14 +23,36 @@ if TYPE_CHECKING:
 
 __all__ = ["trace_bins", "trace_histograms", "trace_table"]
 
-STEP_TITLES = (
-    "step 0: half key, upper 11 bits",
-    "step 1: float key, bits 31-21",
-    "step 2: float key, bits 20-10",
-    "step 3: float key, bits 9-0",
+EQUAL = "equal logits"
+
+
+class _Step(NamedTuple):
+    """What a step of a lineage counts."""
+
+    title: str
+    num_bins: int
+    best_bin: int  # the first or the last
+    unless_it_fits: str  # what its threshold bin is
+
+
+VLLM_STEPS = (
+    _Step("step 0: half key, upper 11 bits", 2048, 0, "refine"),
+    _Step("step 1: float key, bits 31-21", 2048, 0, "refine"),
+    _Step("step 2: float key, bits 20-10", 2048, 0, "refine"),
+    _Step("step 3: float key, bits 9-0", 1024, 0, EQUAL),
 )
-LAST_STEP_BINS = 1024
-STEP_BINS = 2048
+STASH_PASSES = (
+    _Step("pass 0: half key, upper 8 bits", 256, 255, "too many"),
+    *(
+        _Step(f"pass {number}: float key, bits {high}-{high - 7}", 256, 255, said)
+        for number, high, said in (
+            (1, 31, "too many"),
+            (2, 23, "too many"),
+            (3, 15, "too many"),
+            (4, 7, EQUAL),
+        )
+    ),
+)
 
 
 def trace_bins(trace: Any) -> pd.DataFrame:
@@ -37,18 +60,24 @@ def trace_bins(trace: Any) -> pd.DataFrame:
 
     Parameters
     ----------
-    trace : reference.vllm.Trace
+    trace : reference.twins.Trace
         What `topk_lab.trace` returns.
 
     Returns
     -------
     pandas.DataFrame
-        The columns of ``trace.frame()``, and ``bin`` and ``count``.
+        The columns of ``trace.frame()``, ``bin`` and ``count``; and of the step its ``title``,
+        ``num_bins``, ``best_bin`` (the first or the last) and ``unless_it_fits`` (what its
+        threshold bin is then).
     """
     import numpy as np
     import pandas as pd
 
+    policy = schedules.parse_variant(trace.variant).policy
+    counted = STASH_PASSES if isinstance(policy, schedules.StashPolicy) else VLLM_STEPS
     steps = trace.frame()
+    described = pd.DataFrame([counted[step] for step in steps["step"]], columns=_Step._fields)
+    steps = pd.concat([steps, described], axis=1)
     made = trace.steps[trace.steps["step"] >= 0]
     parts = []
     for line, record in zip(steps.to_dict("records"), made, strict=True):
@@ -62,7 +91,7 @@ def trace_table(trace: Any) -> pd.DataFrame:
 
     Parameters
     ----------
-    trace : reference.vllm.Trace
+    trace : reference.twins.Trace
         What `topk_lab.trace` returns.
 
     Returns
@@ -83,7 +112,8 @@ def trace_histograms(
     ----------
     frame : pandas.DataFrame
         As `trace_bins` returns it: ``block``, ``step``, ``bin``, ``count``, ``threshold_bin``,
-        ``bin_size``, ``above``, ``fits``.
+        ``bin_size``, ``above``, ``fits``, ``title``, ``num_bins``, ``best_bin``,
+        ``unless_it_fits``.
     block : str, optional
         "row", "split 0", ..., "merge". Default: the last one.
     axes : sequence of Axes, optional
@@ -99,6 +129,7 @@ def trace_histograms(
     require_columns(
         frame, "block", "step", "bin", "count", "threshold_bin", "bin_size", "above", "fits"
     )
+    require_columns(frame, *_Step._fields)
     block = frame["block"].iloc[-1] if block is None else block
     mine = frame[frame["block"] == block]
     require_columns(mine, "step")
@@ -116,34 +147,35 @@ def _draw_histogram(ax: Axes, bins: pd.DataFrame) -> None:
     import numpy as np
 
     first = bins.iloc[0]
-    step, threshold = int(first["step"]), int(first["threshold_bin"])
-    num_bins = LAST_STEP_BINS if step == len(STEP_TITLES) - 1 else STEP_BINS
+    num_bins, best = int(first["num_bins"]), int(first["best_bin"])
+    threshold = int(first["threshold_bin"])
     counts = np.zeros(num_bins)
     counts[bins["bin"].to_numpy()] = bins["count"]
     place = np.arange(num_bins)
     edges = np.arange(num_bins + 1) - 0.5
-    for chosen, colour in ((place < threshold, BLUE), (place > threshold, GREY)):
+    better, worse = (BLUE, GREY) if best == 0 else (GREY, BLUE)
+    for chosen, colour in ((place < threshold, better), (place > threshold, worse)):
         # 0.5 stands for "empty" on the logarithmic axis.
         ax.stairs(np.where(chosen & (counts > 0), counts, 0.5), edges, baseline=0.5, fill=True,
                   color=colour)  # fmt: skip
-    # One bin of 2048 is thinner than a pixel: the threshold bin gets a line of its own.
+    # One bin of many is thinner than a pixel: the threshold bin gets a line of its own.
     ax.vlines(threshold, 0.5, counts[threshold], color=VERMILION, linewidth=2.2)
     ax.plot(threshold, counts[threshold], "o", color=VERMILION, markersize=5)
     ax.set_yscale("log")
     ax.set_ylim(0.5, max(counts.max() * 3, 10))
-    ax.set_xlim(-0.01 * num_bins, 1.01 * num_bins)
+    ends = (-0.01 * num_bins, 1.01 * num_bins)
+    ax.set_xlim(ends if best == 0 else ends[::-1])
     ax.set_ylabel("logits", fontsize=9, color=INK)
-    ax.set_title(STEP_TITLES[step], loc="left", fontsize=9.5, color=INK)
+    ax.set_title(first["title"], loc="left", fontsize=9.5, color=INK)
     ax.set_title(_threshold_text(first), loc="right", fontsize=9, color=VERMILION)
     plain(ax, grid="y")
 
 
 def _threshold_text(step: pd.Series) -> str:
     size, above = int(step["bin_size"]), int(step["above"])
-    if int(step["step"]) == len(STEP_TITLES) - 1:
-        after = "equal logits"
-    else:
-        after = "fits on chip" if step["fits"] else "refine"
+    after = step["unless_it_fits"]
+    if step["fits"] and after != EQUAL:
+        after = "fits on chip"
     return f"threshold bin {int(step['threshold_bin'])}: {above} above, {size} in it, {after}"
 
 

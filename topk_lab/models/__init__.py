@@ -15,12 +15,14 @@ from topk_lab.models.arithmetic import (
     published_recall,
     published_step_share,
     published_times,
+    recorded_recall,
     step_share,
 )
 from topk_lab.models.occupancy import DEVICES, DeviceLimits, Occupancy, resident_blocks
 from topk_lab.models.times import (
     FIT_TOLERANCE,
     FLAT_GROWTH,
+    THROUGHPUT_ELASTICITY,
     bandwidth_share,
     fit_waves,
     flatness,
@@ -32,6 +34,7 @@ __all__ = [
     "DEVICES",
     "FIT_TOLERANCE",
     "FLAT_GROWTH",
+    "THROUGHPUT_ELASTICITY",
     "DeviceLimits",
     "Occupancy",
     "StepShare",
@@ -42,6 +45,7 @@ __all__ = [
     "published_recall",
     "published_step_share",
     "published_times",
+    "recorded_recall",
     "resident_blocks",
     "speedups",
     "step_share",

@@ -1,10 +1,12 @@
 """What does a faster launch save in a served step, and how many winners does a full stash lose?
 
-Arithmetic on published figures: nothing here comes from a record.
+Arithmetic on published figures, and what records say of the same quantities.
 """
 
 from __future__ import annotations
 
+import math
+import statistics
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -19,6 +21,7 @@ __all__ = [
     "published_recall",
     "published_step_share",
     "published_times",
+    "recorded_recall",
     "step_share",
 ]
 
@@ -283,3 +286,43 @@ def published_recall() -> pd.DataFrame:
         for line in frame.itertuples(index=False)
     ]
     return _with_origin(frame, table, table["kind"].iloc[0])
+
+
+def recorded_recall(records: pd.DataFrame) -> pd.DataFrame:
+    """Lay out the recalls that records of ``exactness_under_overflow`` hold.
+
+    Parameters
+    ----------
+    records : pandas.DataFrame
+        As `topk_lab.results.load` returns them.
+
+    Returns
+    -------
+    pandas.DataFrame
+        One row a record: ``workload``, ``num_cols``, ``k``, ``capacity``, ``overflow``, ``recall``
+        (mean over its rows), ``expected`` (by `expected_recall` from each row's own counts; NaN
+        for the rescan), ``target``, ``kind``, ``hardware``.
+    """
+    import pandas as pd
+
+    rows = []
+    for cell in records.to_dict("records"):
+        counters, overflow = cell["counters"], cell["policy"]["overflow"]
+        capacity, k = int(counters["capacity"]), int(cell["k"])
+        bins = zip(counters["above"], counters["bin_population"], strict=True)
+        survivors = [expected_recall(k, above, population, capacity) for above, population in bins]
+        rows.append(
+            {
+                "workload": cell["workload"],
+                "num_cols": int(cell["num_cols"]),
+                "k": k,
+                "capacity": capacity,
+                "overflow": overflow,
+                "recall": counters["mean_recall"],
+                "expected": statistics.fmean(survivors) if overflow == "drop" else math.nan,
+                "target": cell["target"],
+                "kind": cell["kind"],
+                "hardware": cell["device"] if cell["kind"] == "measured" else cell["target"],
+            }
+        )
+    return pd.DataFrame(rows)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = [
     "FIT_TOLERANCE",
     "FLAT_GROWTH",
+    "THROUGHPUT_ELASTICITY",
     "bandwidth_share",
     "fit_waves",
     "flatness",
@@ -33,10 +34,18 @@ a growth of 1.00, to the digit that "about" leaves, which is a few per cent. 1.1
 far below 32, what a device whose throughput is the limit would show.
 """
 
+THROUGHPUT_ELASTICITY = 0.5
+"""Elasticity (growth of log time over growth of log rows) from which throughput is the limit.
+
+1 where twice the rows take twice the time, 0 where they take the same. From one half on, the rows
+cost more than what is fixed.
+"""
+
 FIT_TOLERANCE = 0.10
 """Greatest relative residual with which times count as steps of equal height."""
 
-LATENCY_BOUND, THROUGHPUT_BOUND, UNDECIDED = "latency-bound", "throughput-bound", "undecided"
+LATENCY_BOUND, THROUGHPUT_BOUND = "latency-bound", "throughput-bound"
+BETWEEN, UNDECIDED = "between", "undecided"
 FITS = "fits"
 DOES_NOT_FIT = "does not fit"
 TOO_FEW = "not identifiable: fewer than 3 points"
@@ -199,10 +208,12 @@ def flatness(
     pandas.DataFrame
         One row a group: ``kind``, ``device``, ``variant``, ``k``, ``num_cols``, ``cache``;
         ``points``; ``least_rows``, ``most_rows`` and the times there, ``least_us`` and ``most_us``;
-        ``growth`` (most_us / least_us), ``growth_low``, ``growth_high``; ``spread`` (longest over
-        shortest time of all points), ``spread_low``, ``spread_high``; ``verdict``: latency-bound
-        (the whole interval of the growth is at most `FLAT_GROWTH`), throughput-bound (it lies
-        above), else undecided; also undecided, with growth NaN, where either end was not timed.
+        ``growth`` (most_us / least_us), ``growth_low``, ``growth_high``; ``elasticity``, log growth
+        over log of the rows' growth; ``spread`` (longest over shortest time of all points),
+        ``spread_low``, ``spread_high``; ``verdict``: latency-bound (the whole interval of the
+        growth is at most `FLAT_GROWTH`), throughput-bound (that of the elasticity is at least
+        `THROUGHPUT_ELASTICITY`), between, or undecided where an interval holds a bound, or either
+        end was not timed (growth and elasticity are NaN then).
 
     Raises
     ------
@@ -240,10 +251,11 @@ def flatness(
                 "growth": times[-1] / times[0] if whole else float("nan"),
                 "growth_low": growth_low,
                 "growth_high": growth_high,
+                "elasticity": _elasticity(times[-1] / times[0], group) if whole else float("nan"),
                 "spread": times.max() / times.min(),
                 "spread_low": spread_low,
                 "spread_high": spread_high,
-                "verdict": _flat_verdict(growth_low, growth_high),
+                "verdict": _flat_verdict(growth_low, growth_high, group) if whole else UNDECIDED,
             }
         )
     return pd.DataFrame(rows, columns=[*GROUP, *_FLAT_COLUMNS])
@@ -251,14 +263,23 @@ def flatness(
 
 _FLAT_COLUMNS = (
     *("points", "least_rows", "most_rows", "least_us", "most_us"),
-    *("growth", "growth_low", "growth_high", "spread", "spread_low", "spread_high", "verdict"),
+    *("growth", "growth_low", "growth_high", "elasticity"),
+    *("spread", "spread_low", "spread_high", "verdict"),
 )
 
 
-def _flat_verdict(low: float, high: float) -> str:
+def _elasticity(growth: float, cells: pd.DataFrame) -> float:
+    rows = cells["num_rows"]
+    return float(np.log(growth) / np.log(rows.iloc[-1] / rows.iloc[0]))
+
+
+def _flat_verdict(low: float, high: float, cells: pd.DataFrame) -> str:
     if high <= FLAT_GROWTH:
         return LATENCY_BOUND
-    return THROUGHPUT_BOUND if low > FLAT_GROWTH else UNDECIDED
+    least, most = (_elasticity(growth, cells) for growth in (low, high))
+    if least >= THROUGHPUT_ELASTICITY:
+        return THROUGHPUT_BOUND
+    return BETWEEN if low > FLAT_GROWTH and most < THROUGHPUT_ELASTICITY else UNDECIDED
 
 
 def speedups(

@@ -168,23 +168,30 @@ def recorder(folder: Path, targets_used: Iterable[str]) -> Recorder:
     folder : Path
         Laid out as ``data``.
     targets_used : iterable of str
-        AMD targets among them have their code objects named in the run line.
+        Those among them that run compiled code have its compilers named in the run line, a device
+        is named itself.
 
     Returns
     -------
     topk_lab.results.Recorder
     """
     from topk_lab import code_objects, results
+    from topk_lab.environment import DEVICE_TARGETS
 
+    used = set(targets_used)
+    device = next((target for target in DEVICE_TARGETS if target in used), None)
+    compiled = used & {*targets.AMD_TARGETS, "cuda"}
+    if "hip" in used:
+        compiled |= set(targets.AMD_TARGETS)
     compilers = {
         found.compiler
-        for found in (
-            code_objects.manifest() if set(targets_used) & set(targets.AMD_TARGETS) else []
-        )
-        if found.target in targets_used
+        for found in (code_objects.manifest() if compiled else [])
+        if found.target in compiled
     }
     run_info = results.RunInfo.capture(
-        kernel_hash=code_objects.sources(), compiler=", ".join(sorted(compilers)) or None
+        target=device,
+        kernel_hash=code_objects.sources(),
+        compiler=", ".join(sorted(compilers)) or None,
     )
     return results.Recorder(folder, run_info)
 
