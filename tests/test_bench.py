@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from topk_lab import results
+from topk_lab import results, schedules
 from topk_lab.bench import (
     EXPERIMENTS,
     Candidate,
@@ -21,6 +21,7 @@ from topk_lab.bench import (
     against_published,
     candidates,
     geomeans,
+    latency,
     measure,
     run,
 )
@@ -604,3 +605,73 @@ def test_geomeans_show_spread_and_losing_shapes(tmp_path):
     assert losing["high"] - losing["low"] > even["high"] - even["low"]
     assert geomeans(frame).equals(geomeans(frame))
     assert statistics.fmean(table["best"]) == pytest.approx(1.02, rel=1e-3)
+
+
+class OneSm90(Calling):
+    """A stand-in of an H200's kind whose calls run on the CPU's twins."""
+
+    arch = "sm_90"
+
+
+def test_latency_cells_are_those_of_the_question():
+    cells = EXPERIMENTS["latency_vs_batch"].cells()
+    held = [cell for cell in cells if cell.workload_args]
+    sweep = [cell for cell in cells if not cell.workload_args]
+    assert {cell.num_cols for cell in sweep} == {2048, 8192, 16_384, 32_768}
+    assert {cell.num_cols for cell in held} == {32_768}
+    assert {cell.num_rows for cell in sweep} >= {2**power for power in range(11)}
+    assert {cell.k for cell in cells} == {1024}
+    pair = {"sglang_block512", "sglang_block1024"}
+    assert all(pair <= set(cell.variants) for cell in cells)
+    threads = {
+        schedules.parse_variant(name).policy.block_size
+        for cell in sweep
+        if cell.cache == "warm"
+        for name in cell.variants
+        if name.startswith("sglang")
+    }
+    assert threads == {256, 512, 768, 1024}
+    assert {cell.workload_args["blocks_per_unit"] for cell in held} == {1, 2}
+
+
+def test_latency_is_timed_of_slots_and_says_what_is_resident(tmp_path):
+    recorder = results.Recorder(tmp_path, run_on(), check=True)
+    axes = {"num_rows": [2], "num_cols": [2048], "cache": ["warm"]}
+    run("latency_vs_batch", recorder, device=OneSm90(), axes=axes, effort=SHORT, say=lambda line: 0)
+    frame = results.load(tmp_path).set_index("variant")
+    assert set(frame["status"]) == {"ok"}
+    resident = {
+        name: counters.get("resident_blocks") for name, counters in frame["counters"].items()
+    }
+    # Of 132 units: 2048 threads hold two blocks of 1024, registers three of 512.
+    assert resident["sglang_block1024"] == 264
+    assert resident["sglang_block512"] == 396
+    assert resident["read_amax"] is None
+
+
+def test_a_slot_of_another_row_is_no_column():
+    tables = candidates.PageTables(2, 100, 16, "cpu")
+    own = tables.tables.numpy()
+    slots = torch.tensor(
+        [[own[0, 6] * 16 + 3, own[1, 0] * 16], [own[1, 2] * 16 + 15, -1]], dtype=torch.int32
+    )
+    assert tables.columns(slots).tolist() == [[99, -2], [47, -1]]
+    far = torch.tensor([[2**31 - 1, -5], [0, 0]], dtype=torch.int32)
+    assert tables.columns(far)[0].tolist() == [-2, -2]
+
+
+def test_blocks_are_held_apart_by_the_lds_that_they_ask_for():
+    held = [
+        cell
+        for cell in EXPERIMENTS["latency_vs_batch"].cells()
+        if cell.workload_args and cell.num_rows == 64
+    ]
+    for cell in held:
+        wanted = cell.workload_args["blocks_per_unit"]
+        for variant in cell.variants:
+            counters = latency.latency_counters(cell, variant, OneSm90())
+            assert counters["blocks_per_unit"] == wanted
+            assert counters["resident_blocks"] == 132 * wanted
+    unknown = OneSm90()
+    unknown.arch = "sm_80"
+    assert latency.latency_counters(held[0], "sglang_block512", unknown) == {}

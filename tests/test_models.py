@@ -395,3 +395,97 @@ def test_recalls_of_the_numpy_model_are_near_the_expected_ones():
     assert ((partial["recall"] - partial["expected"]).abs() < 3 * deviation).all()
     uniform = table[(table["num_cols"] == 131072) & (table["capacity"] == 6144)]
     assert (only(uniform)["recall"], only(uniform)["workload"]) == (0.384, "uniform")
+
+
+def test_waves_may_be_of_one_block_a_unit():
+    # 10 us, and 5 us for each further 132 rows, whatever is resident.
+    rows = (8, 132, 133, 264, 265, 528)
+    table = frame(*(cell(n, 5 + 5 * math.ceil(n / 132)) for n in rows))
+    by_residency = only(models.fit_waves(table))
+    by_units = only(models.fit_waves(table, at_once="units"))
+    assert (by_units["at_once"], by_residency["at_once"]) == (132, 264)
+    assert by_units["fixed_us"] == pytest.approx(5)
+    assert by_units["per_wave_us"] == pytest.approx(5)
+    assert (by_units["verdict"], by_residency["verdict"]) == ("fits", "does not fit")
+    with pytest.raises(ValueError, match="at_once must be resident_blocks or units, got 'blocks'"):
+        models.fit_waves(table, at_once="blocks")
+
+
+def test_elasticity_is_one_where_time_is_proportional_to_rows():
+    line = only(models.flatness(frame(cell(8, 2), cell(256, 64))))
+    assert line["elasticity"] == pytest.approx(1)
+    assert line["verdict"] == "throughput-bound"
+
+
+def profile(variant, block_size, waves, *, target="gfx950", num_cols=32768, **counters):
+    counts = {
+        "blocks": [8],
+        "waves": [waves],
+        "valu_instructions": [3200],
+        "global_instructions": [320],
+        "lds_atomic_lanes": [6400],
+        "lds_atomic_serialized_lanes": [800],
+        "barrier_instructions": [10 * waves],
+        "first_histogram_neg_inf": 0,
+    }
+    return {
+        "kind": "emulated",
+        "target": target,
+        "variant": variant,
+        "policy": {"block_size": block_size, "stash_kib": 40},
+        "num_rows": 8,
+        "num_cols": num_cols,
+        "k": 1024,
+        "workload": "normal",
+        "recorded": "2026-11-29T10:00:00Z",
+        "counters": counts | counters,
+    }
+
+
+def test_work_is_divided_by_blocks_or_by_waves():
+    older = profile("a", 512, 64, valu_instructions=[1]) | {"recorded": "2026-11-28T10:00:00Z"}
+    table = frame(profile("b", 1024, 128), older, profile("a", 512, 64))
+    work = models.work_by_block_size(table)
+    assert work["block_size"].is_monotonic_increasing
+    value = work.set_index(["counter", "block_size"])["value"]
+    assert value["waves a block"].tolist() == [8, 16]
+    assert value["row logits a lane"].tolist() == [64, 32]
+    assert value["VALU instructions a wave"].tolist() == [50, 25]
+    assert value["lanes serialized a block"].tolist() == [100, 100]
+    assert value["barriers of a wave"].tolist() == [10, 10]
+    assert value["waits at barriers a block"].tolist() == [80, 160]
+
+
+def test_work_of_several_shapes_or_of_none_is_refused():
+    mixed = frame(profile("a", 512, 64), profile("a", 512, 64, num_cols=2048))
+    with pytest.raises(ValueError, match="one target, shape and workload, got 2 of them"):
+        models.work_by_block_size(mixed)
+    other = frame(profile("a", 512, 64) | {"policy": {"block_size": 512}})
+    with pytest.raises(ValueError, match="got 0 of them"):
+        models.work_by_block_size(other)
+
+
+def test_recorded_recalls_stand_beside_what_their_own_counts_let_expect():
+    counters = {
+        "mean_recall": 0.5,
+        "capacity": 100,
+        "above": [0, 20],
+        "bin_population": [400, 100],
+    }
+    lost = {
+        "workload": "uniform",
+        "num_cols": 1000,
+        "k": 40,
+        "policy": {"overflow": "drop"},
+        "counters": counters,
+        "target": "numba",
+        "kind": "measured",
+        "device": "a CPU",
+    }
+    kept = lost | {"policy": {"overflow": "rescan"}, "target": "gfx950", "kind": "emulated"}
+    table = models.recorded_recall(frame(lost, kept))
+    # A quarter of the winners of the first row, all of the second.
+    assert table["expected"].iloc[0] == pytest.approx((0.25 + 1) / 2)
+    assert math.isnan(table["expected"].iloc[1])
+    assert table["hardware"].tolist() == ["a CPU", "gfx950"]
+    assert table["recall"].tolist() == [0.5, 0.5]

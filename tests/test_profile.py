@@ -161,7 +161,7 @@ def test_predictions_are_committed_for_owners_of_a_device(target):
     records = results.load(results.data_root() / "emulated" / target / "profile.jsonl")
     assert set(records["status"]) == {"ok"}
     cells = records.set_index(["variant", "workload"])["counters"]
-    assert len(cells) == 6
+    assert len(cells) == 10
     for variant, atomics in (("vllm_k512", range(1, 1025)), (WITHOUT, [14_336])):
         counters = cells[variant, "masked_blocks"]
         assert counters["first_histogram_neg_inf"] == 4 * 8 * 14_336
@@ -171,3 +171,12 @@ def test_predictions_are_committed_for_owners_of_a_device(target):
     names = {counter.name for counter in profiling.HARDWARE_COUNTERS[target]}
     for counters in cells:
         assert {f"rocprofv3_{name.lower()}" for name in names} <= counters.keys()
+
+
+def test_one_block_a_row_adds_up_nothing():
+    found = profiling.profile("sglang_block512", "gfx950", 2, 16_384, workload="masked_blocks")
+    assert found.reason is None
+    table = found.atomics
+    assert table["split"].tolist() == [0, 0]
+    assert set(table["neg_inf_atomics"]) == {14_336}
+    assert set(table["step0_atomics"]) == {16_384}
