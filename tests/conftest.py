@@ -38,6 +38,34 @@ def vllm_target(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
+@pytest.fixture(scope="session")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple:
+    """Records of one small experiment, with an answer that is wrong as due, and their runs."""
+    from topk_lab import environment, results
+
+    folder = tmp_path_factory.mktemp("records")
+    run = environment.RunInfo.capture(kernel_hash="c0ffee" * 4, compiler="clang 22.1")
+    recorder = results.Recorder(folder, run, check=False)
+    for target in ("numba", "gfx950", "gfx942"):
+        for variant, status, slots in (
+            ("vllm_k512", "ok", 0),
+            ("vllm_k512[fits_rule=false,final_pad=neg_flt_max]", "wrong", 212),
+        ):
+            recorder.record(
+                experiment="neg_inf_rule",
+                target=target,
+                variant=variant,
+                status=status,
+                reason=None if status == "ok" else "212 slots <hold> no index",
+                num_rows=1,
+                num_cols=1000,
+                k=512,
+                workload="masked_prefix",
+                counters={"wrong_slots": slots},
+            )
+    return results.load(folder), results.load_runs(folder)
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip tests that are marked gpu without a device, or fail them where gpu is required."""

@@ -4,15 +4,25 @@ from pathlib import Path
 
 import pytest
 
-from topk_lab import claims, report, results
+from topk_lab import claims, readme, results
 
 README = Path(__file__).parent.parent / "README.md"
+MARKED = """# topk_lab
+before
+<!-- topk-lab:claims -->
+old
+<!-- /topk-lab:claims -->
+after
+<!-- topk-lab:other -->
+kept
+<!-- /topk-lab:other -->
+"""
 
 
 def test_generated_blocks_are_those_of_the_records():
     records = results.load_committed()
-    blocks = report.readme_blocks(claims.evaluate(records), records)
-    assert report.check_markers(README.read_text(encoding="utf-8"), blocks) == []
+    blocks = readme.blocks(claims.evaluate(records), records)
+    assert readme.check_markers(README.read_text(encoding="utf-8"), blocks) == []
 
 
 def test_committed_records_are_valid_and_decide_claims():
@@ -36,3 +46,68 @@ def test_its_ten_lines_run():
     lines = text.split("```python\n")[1].split("```")[0]
     assert len([line for line in lines.splitlines() if line and not line.startswith("#")]) <= 10
     exec(compile(lines.replace("262_144", "20_000"), "README", "exec"), {})
+
+
+def test_markers_are_filled_and_a_stale_readme_is_found(recorded):
+    records, _ = recorded
+    generated = readme.blocks(claims.evaluate(records), records)
+    blocks = {"claims": generated["claims"]}
+    assert readme.check_markers(MARKED, blocks) == ["claims"]
+    text = readme.update_markers(MARKED, blocks)
+    assert readme.check_markers(text, blocks) == []
+    assert readme.update_markers(text, blocks) == text
+    assert text.startswith("# topk_lab\nbefore\n<!-- topk-lab:claims -->\n57 claims: 2 reproduced")
+    assert text.endswith("after\n<!-- topk-lab:other -->\nkept\n<!-- /topk-lab:other -->\n")
+    assert "\nold\n" not in text
+    edited = text.replace("212 of 512 slots", "211 of 512 slots")
+    assert readme.check_markers(edited, blocks) == ["claims"]
+
+
+def test_readme_table_has_a_line_for_every_claim(recorded):
+    records, _ = recorded
+    judged = claims.evaluate(records)
+    lines = readme.blocks(judged, records)["claims"].splitlines()
+    table = [line for line in lines if line.startswith("|")]
+    assert len(table) == len(judged) + 2 * 2
+    assert {line.count(" | ") for line in table if not line.startswith("|--")} == {4}
+    folded = lines.index("<details><summary>Published only: 55 more claims</summary>")
+    assert all("published only" in line for line in lines[folded:] if line.startswith("| vLLM"))
+    assert lines[folded - 2].startswith("Records: measured on ")
+
+
+def test_blocks_without_a_record_say_so(recorded):
+    records, _ = recorded
+    blocks = readme.blocks(claims.evaluate(records), records)
+    assert set(blocks) == {"claims", "baselines", "latency", "overhead"}
+    assert blocks["baselines"] == blocks["latency"] == blocks["overhead"] == "No record yet.\n"
+
+
+def test_committed_records_fill_every_block():
+    records = results.load_committed()
+    blocks = readme.blocks(claims.evaluate(records), records)
+    mirrors = [line for line in blocks["baselines"].splitlines() if line.startswith("| vllm_")]
+    assert len(mirrors) == 4
+    assert all(line.endswith(" of 18 |") for line in mirrors)
+    layers = [line.split(" | ")[0] for line in blocks["overhead"].splitlines()[2:-2]]
+    assert layers[:2] == ["| raw driver", "| prepared plan"]
+    assert "measured on NVIDIA H200" in blocks["baselines"]
+    lengths = [line.split(" | ") for line in blocks["latency"].splitlines()[2:-2]]
+    assert [line[0] for line in lengths] == ["| 2048", "| 8192", "| 16384", "| 32768"]
+    assert [line[1] for line in lengths] == ["1.07x", "1.30x", "1.43x", "1.60x"]
+    assert lengths[-1][4].endswith(": latency-bound")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "no markers",
+        "<!-- topk-lab:claims -->\nopen",
+        MARKED + MARKED,
+        MARKED.replace("<!-- /topk-lab:claims -->", "<!-- /topk-lab:other -->"),
+    ],
+)
+def test_missing_or_doubled_markers_are_refused(text):
+    with pytest.raises(ValueError, match="must hold one pair of markers"):
+        readme.check_markers(text, {"claims": "x\n"})
+    with pytest.raises(ValueError, match="must hold one pair of markers"):
+        readme.update_markers(text, {"claims": "x\n"})

@@ -1,4 +1,4 @@
-"""Is the report whole, readable offline and the same each time, and is a stale README found?"""
+"""Is the report whole, readable offline and the same each time?"""
 
 import re
 
@@ -6,35 +6,10 @@ import nbformat
 import numpy as np
 import pytest
 
-from topk_lab import claims, environment, figures, report, results
+from topk_lab import claims, figures, report, results
 from topk_lab.reference import trace
 
 EMBEDDED = '<a href="https://example.org">x</a><img src="data:image/png;base64,AA==">'
-
-
-@pytest.fixture(scope="module")
-def recorded(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("records")
-    run = environment.RunInfo.capture(kernel_hash="c0ffee" * 4, compiler="clang 22.1")
-    recorder = results.Recorder(folder, run, check=False)
-    for target in ("numba", "gfx950", "gfx942"):
-        for variant, status, slots in (
-            ("vllm_k512", "ok", 0),
-            ("vllm_k512[fits_rule=false,final_pad=neg_flt_max]", "wrong", 212),
-        ):
-            recorder.record(
-                experiment="neg_inf_rule",
-                target=target,
-                variant=variant,
-                status=status,
-                reason=None if status == "ok" else "212 slots <hold> no index",
-                num_rows=1,
-                num_cols=1000,
-                k=512,
-                workload="masked_prefix",
-                counters={"wrong_slots": slots},
-            )
-    return results.load(folder), results.load_runs(folder)
 
 
 def written(recorded, folder, **more):
@@ -136,76 +111,3 @@ def test_notebook_keeps_its_cells_and_outputs(tmp_path):
     assert "bin 2016" in fragment
     assert "<html" not in fragment
     assert not report.REMOTE.search(fragment)
-
-
-README = """# topk_lab
-before
-<!-- topk-lab:claims -->
-old
-<!-- /topk-lab:claims -->
-after
-<!-- topk-lab:other -->
-kept
-<!-- /topk-lab:other -->
-"""
-
-
-def test_markers_are_filled_and_a_stale_readme_is_found(recorded):
-    records, _ = recorded
-    generated = report.readme_blocks(claims.evaluate(records), records)
-    blocks = {"claims": generated["claims"]}
-    assert report.check_markers(README, blocks) == ["claims"]
-    text = report.update_markers(README, blocks)
-    assert report.check_markers(text, blocks) == []
-    assert report.update_markers(text, blocks) == text
-    assert text.startswith("# topk_lab\nbefore\n<!-- topk-lab:claims -->\n57 claims: 2 reproduced")
-    assert text.endswith("after\n<!-- topk-lab:other -->\nkept\n<!-- /topk-lab:other -->\n")
-    assert "\nold\n" not in text
-    edited = text.replace("212 of 512 slots", "211 of 512 slots")
-    assert report.check_markers(edited, blocks) == ["claims"]
-
-
-def test_readme_table_has_a_line_for_every_claim(recorded):
-    records, _ = recorded
-    judged = claims.evaluate(records)
-    lines = report.readme_blocks(judged, records)["claims"].splitlines()
-    table = [line for line in lines if line.startswith("|")]
-    assert len(table) == len(judged) + 2 * 2
-    assert {line.count(" | ") for line in table if not line.startswith("|--")} == {4}
-    folded = lines.index("<details><summary>Published only: 55 more claims</summary>")
-    assert all("published only" in line for line in lines[folded:] if line.startswith("| vLLM"))
-    assert lines[folded - 2].startswith("Records: measured on ")
-
-
-def test_blocks_without_a_record_say_so(recorded):
-    records, _ = recorded
-    blocks = report.readme_blocks(claims.evaluate(records), records)
-    assert set(blocks) == {"claims", "baselines", "overhead"}
-    assert blocks["baselines"] == blocks["overhead"] == "No record yet.\n"
-
-
-def test_committed_records_fill_every_block():
-    records = results.load_committed()
-    blocks = report.readme_blocks(claims.evaluate(records), records)
-    mirrors = [line for line in blocks["baselines"].splitlines() if line.startswith("| vllm_")]
-    assert len(mirrors) == 4
-    assert all(line.endswith(" of 18 |") for line in mirrors)
-    layers = [line.split(" | ")[0] for line in blocks["overhead"].splitlines()[2:-2]]
-    assert layers[:2] == ["| raw driver", "| prepared plan"]
-    assert "measured on NVIDIA H200" in blocks["baselines"]
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "no markers",
-        "<!-- topk-lab:claims -->\nopen",
-        README + README,
-        README.replace("<!-- /topk-lab:claims -->", "<!-- /topk-lab:other -->"),
-    ],
-)
-def test_missing_or_doubled_markers_are_refused(text):
-    with pytest.raises(ValueError, match="must hold one pair of markers"):
-        report.check_markers(text, {"claims": "x\n"})
-    with pytest.raises(ValueError, match="must hold one pair of markers"):
-        report.update_markers(text, {"claims": "x\n"})

@@ -24,7 +24,7 @@ from topk_lab.environment import DEVICE_TARGETS
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["OUTCOMES", "Claim", "evaluate", "load_claims", "not_reproduced"]
+__all__ = ["OUTCOMES", "Claim", "evaluate", "load_claims", "not_reproduced", "summary_line"]
 
 REPRODUCED = "reproduced"
 SAME_DIRECTION = "same direction"
@@ -251,6 +251,23 @@ def not_reproduced(frame: pd.DataFrame) -> list[str]:
     list of str
     """
     return list(frame.loc[frame["outcome"] == NOT_REPRODUCED, "id"])
+
+
+def summary_line(frame: pd.DataFrame) -> str:
+    """Count the verdicts, in one line.
+
+    Parameters
+    ----------
+    frame : pandas.DataFrame
+        As `evaluate` returns it.
+
+    Returns
+    -------
+    str
+    """
+    counts = frame["outcome"].value_counts()
+    parts = [f"{int(counts.get(outcome, 0))} {outcome}" for outcome in OUTCOMES]
+    return f"{len(frame)} claims: {', '.join(parts)}."
 
 
 def _field(cell: Mapping[str, Any], name: str) -> Any:

@@ -410,25 +410,25 @@ def claims() -> None:
 @click.option("--check", is_flag=True, help="Only say whether README agrees with the records.")
 def report(check: bool) -> None:
     """Bring README's generated blocks and picture up to date with the committed records."""
-    from topk_lab import report as reporting
+    from topk_lab import readme as generating
     from topk_lab import results
 
     readme = results.data_root().parent / "README.md"
     if not readme.is_file():
         raise FileNotFoundError("topk-lab report works in a checkout, found no README.md")
     records, frame = _committed()
-    blocks = reporting.readme_blocks(frame, records)
+    blocks = generating.blocks(frame, records)
     text = readme.read_text(encoding="utf-8")
     if check:
-        stale = reporting.check_markers(text, blocks)
+        stale = generating.check_markers(text, blocks)
         if stale:
             click.echo(f"README.md differs from the records: {', '.join(stale)}", err=True)
             raise click.exceptions.Exit(FAILED)
         click.echo("README.md agrees with the records")
         return
-    readme.write_text(reporting.update_markers(text, blocks), encoding="utf-8")
+    readme.write_text(generating.update_markers(text, blocks), encoding="utf-8")
     picture = readme.parent / "notebooks" / "radix_steps.png"
-    picture.write_bytes(reporting.readme_picture())
+    picture.write_bytes(generating.picture())
     click.echo(f"README.md: {', '.join(blocks)}, {picture.name}")
 
 

@@ -1,8 +1,7 @@
 """What did the records show, on one page that can be read anywhere?
 
 `build` writes ``index.html``: claims, figures, environment, times of the stages and the executed
-notebooks in a single file that loads nothing. `readme_blocks` and `update_markers` put the same
-claims table between markers in README, `check_markers` finds README out of date.
+notebooks in a single file that loads nothing.
 """
 
 from __future__ import annotations
@@ -11,37 +10,24 @@ import html
 import io
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from topk_lab import results, schedules
-from topk_lab.claims import OUTCOMES, PUBLISHED_ONLY
+from topk_lab.claims import summary_line
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-__all__ = [
-    "build",
-    "check_markers",
-    "notebook_html",
-    "readme_blocks",
-    "readme_picture",
-    "svg",
-    "update_markers",
-]
+__all__ = ["build", "notebook_html", "svg"]
 
 REMOTE = re.compile(
     r"<(?:script|link|img|iframe|source|video|audio|embed|object)\b[^>]*"
     r"(?:src|href|data)\s*=\s*[\"']?(?:https?:)?//"
     r"|@import|url\(\s*[\"']?(?:https?:)?//|import\(\s*[\"']https?:",
     flags=re.IGNORECASE,
-)
-MARKED = re.compile(
-    r"(?P<open><!-- topk-lab:(?P<name>[a-z-]+) -->\n)(?P<body>.*?)"
-    r"(?P<close><!-- /topk-lab:(?P=name) -->)",
-    flags=re.DOTALL,
 )
 
 STYLE = """
@@ -58,6 +44,7 @@ th.group { padding-top: 1rem; font-size: .95rem; }
 td.figure { font-variant-numeric: tabular-nums; white-space: normal; min-width: 6rem; }
 .verdict { font-weight: 600; }
 .reproduced { color: #0061a1; } .same-direction { color: #1d7fb8; }
+.other-direction { color: #9a6700; }
 .not-reproduced { color: #b34700; } .published-only { color: var(--muted); font-weight: 400; }
 figure { margin: 1.4rem 0; } figure svg { max-width: 100%; height: auto; }
 figcaption, .origin { color: var(--muted); font-size: .82rem; }
@@ -129,7 +116,7 @@ def build(
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<title>topk_lab: what the records show</title>\n<style>{STYLE}</style>\n</head>\n<body>\n"
-        f"<h1>Exact top-k for sparse-attention decode</h1>\n<p>{_summary(claims_frame)}</p>\n"
+        f"<h1>Exact top-k for sparse-attention decode</h1>\n<p>{summary_line(claims_frame)}</p>\n"
         f"<nav>{links}</nav>\n{body}\n</body>\n</html>\n"
     )
     folder = Path(out_dir)
@@ -159,12 +146,6 @@ def notebook_html(path: str | os.PathLike[str]) -> str:
     exporter = nbconvert.HTMLExporter(template_name="basic")
     fragment, _ = exporter.from_filename(str(path))
     return fragment
-
-
-def _summary(claims_frame: pd.DataFrame) -> str:
-    counts = claims_frame["outcome"].value_counts()
-    parts = [f"{int(counts.get(outcome, 0))} {outcome}" for outcome in OUTCOMES]
-    return f"{len(claims_frame)} claims: {', '.join(parts)}."
 
 
 def _claims_section(claims_frame: pd.DataFrame, records: pd.DataFrame) -> str:
@@ -307,182 +288,3 @@ def _notebooks_section(notebooks_html: Mapping[str, str]) -> str:
         f'<section class="notebook">\n{fragment}\n</section></details>'
         for title, fragment in notebooks_html.items()
     )
-
-
-def readme_blocks(claims_frame: pd.DataFrame, records: pd.DataFrame) -> dict[str, str]:
-    """Generate the texts that stand between markers in README.
-
-    Parameters
-    ----------
-    claims_frame : pandas.DataFrame
-        As `claims.evaluate` returns it.
-    records : pandas.DataFrame
-        The committed records that decided it.
-
-    Returns
-    -------
-    dict
-        Marker name -> Markdown. ``claims``: the summary, the decided claims and where the verdicts
-        come from, and, folded, what is published only. ``baselines``: the mirrors against their
-        upstreams. ``overhead``: what the host pays for a call.
-    """
-    undecided = claims_frame["outcome"] == PUBLISHED_ONLY
-    lines = [
-        _summary(claims_frame),
-        "",
-        *_claim_lines(claims_frame[~undecided]),
-        "",
-        f"Records: {results.provenance(results.latest(records))}.",
-        "",
-        f"<details><summary>Published only: {int(undecided.sum())} more claims</summary>",
-        "",
-        *_claim_lines(claims_frame[undecided]),
-        "",
-        "</details>",
-    ]
-    return {
-        "claims": "\n".join(lines) + "\n",
-        "baselines": _baselines_block(records),
-        "overhead": _overhead_block(records),
-    }
-
-
-def _markdown(names: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [names, ["---"] * len(names), *rows]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
-
-
-def _baselines_block(records: pd.DataFrame) -> str:
-    """The mirrors' times as multiples of their upstreams', both on the same device."""
-    from topk_lab.bench import ratios
-
-    timed = records[records["experiment"] == "reference_shapes"]
-    if timed.empty:
-        return "No record yet.\n"
-    frame = ratios.geomeans(ratios.against_published(timed))
-    rows = [
-        (
-            row["variant"],
-            row["cache"],
-            f"{row['geomean']:.3f} [{row['low']:.3f}, {row['high']:.3f}]",
-            f"{row['best']:.3f}",
-            f"{row['worst']:.3f}",
-            f"{row['above_limit']} of {row['shapes']}",
-        )
-        for row in frame.to_dict("records")
-    ]
-    names = ("mirror", "cache", "geomean [95 %]", "best shape", "worst shape", "above 1.10")
-    return f"{_markdown(names, rows)}\nRecords: {results.provenance(results.latest(timed))}.\n"
-
-
-def _overhead_block(records: pd.DataFrame) -> str:
-    """Host time of each layer of a call."""
-    timed = results.latest(records[records["experiment"] == "host_overhead"])
-    if timed.empty:
-        return "No record yet.\n"
-    layers = {cell["workload_args"]["layer"]: cell for cell in timed.to_dict("records")}
-    raw = layers["raw driver"]["median_us"]
-    rows = [
-        (
-            layer,
-            f"{cell['median_us']:.2f} [{cell['q1_us']:.2f}, {cell['q3_us']:.2f}]",
-            f"{cell['median_us'] - raw:+.2f}",
-        )
-        for layer, cell in layers.items()
-    ]
-    names = ("layer", "us a call, median [quartiles]", "above the raw driver")
-    return f"{_markdown(names, rows)}\nRecords: {results.provenance(timed)}.\n"
-
-
-def _claim_lines(claims_frame: pd.DataFrame) -> list[str]:
-    names = ("source", "statement", "published", "found", "verdict")
-    rows = (
-        [str(claim[name]).replace("|", "\\|") for name in names]
-        for claim in claims_frame.to_dict("records")
-    )
-    return _markdown(("source", "claim", *names[2:]), rows).splitlines()
-
-
-def readme_picture() -> bytes:
-    """Draw how vllm_k512 finds the k-th key of a row with fewer unmasked logits than k.
-
-    Returns
-    -------
-    bytes
-        A PNG file.
-    """
-    from topk_lab import figures, reference, workloads
-
-    row = workloads.make("masked_prefix", 1, 16_384, finite=300)[0]
-    trace = reference.trace(row, 512, variant="vllm_k512")
-    drawn = figures.trace_histograms(figures.trace_bins(trace))[0].figure
-    picture = io.BytesIO()
-    drawn.savefig(picture, format="png", dpi=110, metadata={"Software": None})
-    return picture.getvalue()
-
-
-def _marked(text: str, blocks: Mapping[str, str]) -> dict[str, re.Match[str]]:
-    found = {match.group("name"): match for match in MARKED.finditer(text)}
-    for name in blocks:
-        if text.count(f"<!-- topk-lab:{name} -->") != 1 or name not in found:
-            raise ValueError(
-                f"text must hold one pair of markers <!-- topk-lab:{name} --> and "
-                f"<!-- /topk-lab:{name} -->, each on its own line"
-            )
-    return found
-
-
-def update_markers(text: str, blocks: Mapping[str, str]) -> str:
-    r"""Put generated blocks between their markers.
-
-    Parameters
-    ----------
-    text : str
-        README.
-    blocks : mapping
-        Marker name -> text, as `readme_blocks` returns it.
-
-    Returns
-    -------
-    str
-        The text with each block replaced, all else untouched.
-
-    Raises
-    ------
-    ValueError
-        A block without its pair of markers, or with two.
-
-    Examples
-    --------
-    >>> from topk_lab import report
-    >>> text = "<!-- topk-lab:claims -->\nold\n<!-- /topk-lab:claims -->"
-    >>> report.update_markers(text, {"claims": "new\n"}).splitlines()[1]
-    'new'
-    """
-    _marked(text, blocks)
-    return MARKED.sub(
-        lambda match: match["open"] + blocks.get(match["name"], match["body"]) + match["close"],
-        text,
-    )
-
-
-def check_markers(text: str, blocks: Mapping[str, str]) -> list[str]:
-    """Names of the blocks whose text in README differs from the generated one.
-
-    Parameters
-    ----------
-    text, blocks
-        As for `update_markers`.
-
-    Returns
-    -------
-    list of str
-        Empty if README is up to date.
-
-    Raises
-    ------
-    ValueError
-        A block without its pair of markers, or with two.
-    """
-    found = _marked(text, blocks)
-    return [name for name, block in blocks.items() if found[name]["body"] != block]

@@ -1,0 +1,244 @@
+"""Which texts and which picture of README come from the records, and are they up to date?
+
+Numbers in README stand between markers: `blocks` generates what belongs there, `update_markers`
+puts it there, `check_markers` says what differs.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from topk_lab import models, results
+from topk_lab.claims import PUBLISHED_ONLY, summary_line
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["blocks", "check_markers", "picture", "update_markers"]
+
+BLOCK_SIZES = ("sglang_block512", "sglang_block1024")
+LEAST_ROWS = 8  # of the published statement that the time is flat
+
+MARKED = re.compile(
+    r"(?P<open><!-- topk-lab:(?P<name>[a-z-]+) -->\n)(?P<body>.*?)"
+    r"(?P<close><!-- /topk-lab:(?P=name) -->)",
+    flags=re.DOTALL,
+)
+
+
+def blocks(claims_frame: pd.DataFrame, records: pd.DataFrame) -> dict[str, str]:
+    """Generate the texts that stand between markers in README.
+
+    Parameters
+    ----------
+    claims_frame : pandas.DataFrame
+        As `claims.evaluate` returns it.
+    records : pandas.DataFrame
+        The committed records that decided it.
+
+    Returns
+    -------
+    dict
+        Marker name -> Markdown. ``claims``: the summary, the decided claims and where the verdicts
+        come from, and, folded, what is published only. ``baselines``: the mirrors against their
+        upstreams. ``latency``: what more threads change, and up to how many rows the time is flat.
+        ``overhead``: what the host pays for a call.
+    """
+    undecided = claims_frame["outcome"] == PUBLISHED_ONLY
+    lines = [
+        summary_line(claims_frame),
+        "",
+        *_claim_lines(claims_frame[~undecided]),
+        "",
+        f"Records: {results.provenance(results.latest(records))}.",
+        "",
+        f"<details><summary>Published only: {int(undecided.sum())} more claims</summary>",
+        "",
+        *_claim_lines(claims_frame[undecided]),
+        "",
+        "</details>",
+    ]
+    return {
+        "claims": "\n".join(lines) + "\n",
+        "baselines": _baselines_block(records),
+        "latency": _latency_block(records),
+        "overhead": _overhead_block(records),
+    }
+
+
+def _markdown(names: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [names, ["---"] * len(names), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def _baselines_block(records: pd.DataFrame) -> str:
+    """The mirrors' times as multiples of their upstreams', both on the same device."""
+    from topk_lab.bench import ratios
+
+    timed = records[records["experiment"] == "reference_shapes"]
+    if timed.empty:
+        return "No record yet.\n"
+    frame = ratios.geomeans(ratios.against_published(timed))
+    rows = [
+        (
+            row["variant"],
+            row["cache"],
+            f"{row['geomean']:.3f} [{row['low']:.3f}, {row['high']:.3f}]",
+            f"{row['best']:.3f}",
+            f"{row['worst']:.3f}",
+            f"{row['above_limit']} of {row['shapes']}",
+        )
+        for row in frame.to_dict("records")
+    ]
+    names = ("mirror", "cache", "geomean [95 %]", "best shape", "worst shape", "above 1.10")
+    return f"{_markdown(names, rows)}\nRecords: {results.provenance(results.latest(timed))}.\n"
+
+
+def _latency_block(records: pd.DataFrame) -> str:
+    """1024 threads against 512 by the length of a row, and where the time is flat in the rows."""
+    timed = results.latest(records[records["experiment"] == "latency_vs_batch"])
+    if timed.empty:
+        return "No record yet.\n"
+    alone = timed[timed["num_rows"].between(LEAST_ROWS, _rows_a_unit(timed))]
+    published = results.load_published("sglang_36004_kernel").set_index("c4_len")["speedup"]
+    found = models.speedups(alone, *BLOCK_SIZES).set_index(["num_cols", "cache"])
+    flat = models.flatness(alone, LEAST_ROWS, int(alone["num_rows"].max()))
+    flat = flat[flat["cache"] == "warm"].set_index(["num_cols", "variant"])
+    rows = []
+    for num_cols in sorted({length for length, _ in found.index}):
+        ratios = [
+            f"{line.speedup:.2f}x [{line.low:.2f}, {line.high:.2f}]"
+            for line in (found.loc[num_cols, cache] for cache in ("warm", "cold"))
+        ]
+        growths = [
+            f"{line.growth:.2f} [{line.growth_low:.2f}, {line.growth_high:.2f}]: {line.verdict}"
+            for line in (flat.loc[num_cols, variant] for variant in BLOCK_SIZES)
+        ]
+        rows.append((str(num_cols), f"{published[num_cols]:.2f}x", *ratios, *growths))
+    span = f"{LEAST_ROWS} to {int(alone['num_rows'].max())} rows"
+    names = (
+        *("columns", "MI355X, published", "warm", "cold"),
+        *(f"{name.removeprefix('sglang_block')} threads, {span}" for name in BLOCK_SIZES),
+    )
+    return f"{_markdown(names, rows)}\nRecords: {results.provenance(timed)}.\n"
+
+
+def _rows_a_unit(timed: pd.DataFrame) -> int:
+    """Compute units of the device: as many rows have a unit each."""
+    return int(max(counters.get("units", 0) for counters in timed["counters"]))
+
+
+def _overhead_block(records: pd.DataFrame) -> str:
+    """Host time of each layer of a call."""
+    timed = results.latest(records[records["experiment"] == "host_overhead"])
+    if timed.empty:
+        return "No record yet.\n"
+    layers = {cell["workload_args"]["layer"]: cell for cell in timed.to_dict("records")}
+    raw = layers["raw driver"]["median_us"]
+    rows = [
+        (
+            layer,
+            f"{cell['median_us']:.2f} [{cell['q1_us']:.2f}, {cell['q3_us']:.2f}]",
+            f"{cell['median_us'] - raw:+.2f}",
+        )
+        for layer, cell in layers.items()
+    ]
+    names = ("layer", "us a call, median [quartiles]", "above the raw driver")
+    return f"{_markdown(names, rows)}\nRecords: {results.provenance(timed)}.\n"
+
+
+def _claim_lines(claims_frame: pd.DataFrame) -> list[str]:
+    names = ("source", "statement", "published", "found", "verdict")
+    rows = (
+        [str(claim[name]).replace("|", "\\|") for name in names]
+        for claim in claims_frame.to_dict("records")
+    )
+    return _markdown(("source", "claim", *names[2:]), rows).splitlines()
+
+
+def picture() -> bytes:
+    """Draw how vllm_k512 finds the k-th key of a row with fewer unmasked logits than k.
+
+    Returns
+    -------
+    bytes
+        A PNG file.
+    """
+    from topk_lab import figures, reference, workloads
+
+    row = workloads.make("masked_prefix", 1, 16_384, finite=300)[0]
+    trace = reference.trace(row, 512, variant="vllm_k512")
+    drawn = figures.trace_histograms(figures.trace_bins(trace))[0].figure
+    picture = io.BytesIO()
+    drawn.savefig(picture, format="png", dpi=110, metadata={"Software": None})
+    return picture.getvalue()
+
+
+def _marked(text: str, blocks: Mapping[str, str]) -> dict[str, re.Match[str]]:
+    found = {match.group("name"): match for match in MARKED.finditer(text)}
+    for name in blocks:
+        if text.count(f"<!-- topk-lab:{name} -->") != 1 or name not in found:
+            raise ValueError(
+                f"text must hold one pair of markers <!-- topk-lab:{name} --> and "
+                f"<!-- /topk-lab:{name} -->, each on its own line"
+            )
+    return found
+
+
+def update_markers(text: str, blocks: Mapping[str, str]) -> str:
+    r"""Put generated blocks between their markers.
+
+    Parameters
+    ----------
+    text : str
+        README.
+    blocks : mapping
+        Marker name -> text, as `blocks` returns it.
+
+    Returns
+    -------
+    str
+        The text with each block replaced, all else untouched.
+
+    Raises
+    ------
+    ValueError
+        A block without its pair of markers, or with two.
+
+    Examples
+    --------
+    >>> from topk_lab import readme
+    >>> text = "<!-- topk-lab:claims -->\nold\n<!-- /topk-lab:claims -->"
+    >>> readme.update_markers(text, {"claims": "new\n"}).splitlines()[1]
+    'new'
+    """
+    _marked(text, blocks)
+    return MARKED.sub(
+        lambda match: match["open"] + blocks.get(match["name"], match["body"]) + match["close"],
+        text,
+    )
+
+
+def check_markers(text: str, blocks: Mapping[str, str]) -> list[str]:
+    """Names of the blocks whose text in README differs from the generated one.
+
+    Parameters
+    ----------
+    text, blocks
+        As for `update_markers`.
+
+    Returns
+    -------
+    list of str
+        Empty if README is up to date.
+
+    Raises
+    ------
+    ValueError
+        A block without its pair of markers, or with two.
+    """
+    found = _marked(text, blocks)
+    return [name for name, block in blocks.items() if found[name]["body"] != block]
