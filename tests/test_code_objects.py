@@ -1,18 +1,53 @@
+import dataclasses
 import json
 import shutil
 
 import pytest
 from click.testing import CliRunner
 
-from topk_lab import code_objects, plans, schedules, toolchain
+from topk_lab import code_objects, plans, toolchain
 from topk_lab.cli import main
+from topk_lab.models import resident_blocks
+from topk_lab.schedules import ABLATIONS, POLICIES, StashPolicy, Variant
 from topk_lab.targets import AMD_TARGETS
 
-SOURCES = ("vllm", "vllm_ablations")
-KERNELS_OF = {
-    "vllm": {"vllm_generic", "vllm_generic_rank_count", "vllm_k512"},
-    "vllm_ablations": {f"vllm_k512_{suffix}" for suffix in schedules.ABLATIONS["vllm_k512"]},
-}
+SOURCES = ("vllm", "vllm_ablations", "sglang", "sglang_ablations", "paging")
+LDS_BYTES = 64 * 1024  # of a compute unit of gfx90a and gfx942
+
+
+def variants(name):
+    """A variant and its ablations: what their kernels' names begin with -> the variant."""
+    yield name, Variant(name, POLICIES[name])
+    for suffix, fields in ABLATIONS[name].items():
+        policy = dataclasses.replace(POLICIES[name], **fields)
+        yield f"{name}_{suffix}", Variant(name, policy)
+
+
+def bounds_of(prefix, policy):
+    """Threads of each kernel of a policy, and the most dynamic LDS that it is launched with."""
+    if isinstance(policy, StashPolicy):
+        return {f"{prefix}_select": (policy.block_size, policy.stash_kib * 1024)}
+    dynamic = 8 * policy.max_k  # a position and a logit for each of the k
+    return {
+        f"{prefix}_select": (policy.block_size, dynamic),
+        f"{prefix}_merge": (policy.merge_block_size, dynamic),
+    }
+
+
+def planned_bounds():
+    """Source -> kernel -> (threads, dynamic LDS), traced kernels left out."""
+    found = {source: {} for source in SOURCES}
+    for name in POLICIES:
+        for prefix, variant in variants(name):
+            source = name.partition("_")[0] + ("_ablations" if variant.ablation else "")
+            found[source] |= bounds_of(prefix, variant.policy)
+    generic = bounds_of("vllm_generic_rank_count", POLICIES["vllm_generic"])
+    found["vllm"]["vllm_generic_rank_count_select"] = generic["vllm_generic_rank_count_select"]
+    found["paging"]["page_transform"] = (plans.PAGE_TRANSFORM_BLOCK_SIZE, 0)
+    return found
+
+
+BOUNDS = planned_bounds()
 
 
 @pytest.fixture
@@ -45,44 +80,84 @@ def test_every_source_is_compiled_for_every_target(source, target):
 
 @pytest.mark.parametrize("target", AMD_TARGETS)
 @pytest.mark.parametrize("source", SOURCES)
+def test_objects_hold_the_planned_kernels_each_with_its_traced_twin(source, target):
+    kernels = code_objects.find(source, target).kernels.keys()
+    traced = {f"{name}_traced" for name in BOUNDS[source]}
+    due = {"page_transform"} if source == "paging" else {*BOUNDS[source], *traced, "policy_probe"}
+    assert kernels == due
+
+
+@pytest.mark.parametrize("target", AMD_TARGETS)
+@pytest.mark.parametrize("source", SOURCES)
 def test_kernels_keep_their_launch_bounds_and_never_spill(source, target):
-    kernels = code_objects.find(source, target).kernels
-    for prefix in KERNELS_OF[source]:
-        block = 512 if prefix.startswith("vllm_generic") else 1024
-        for suffix in ("_select", "_select_traced"):
-            resources = kernels[prefix + suffix]
-            assert resources["max_flat_workgroup_size"] == block
-            assert resources["scratch"] == 0
-            assert resources["agpr"] == 0
-            # Two blocks a compute unit: 64 VGPRs at 1024 threads, and half of 64 KiB LDS.
-            assert resources["vgpr"] <= 64
-            dynamic = 8 * (2048 if block == 512 else 512)
-            assert resources["lds"] + dynamic <= 64 * 1024
-    traced = {name for name in kernels if name.endswith("_traced")}
-    assert {name.removesuffix("_traced") for name in traced} == kernels.keys() - traced - {
-        "policy_probe"
-    }
+    for name, resources in code_objects.find(source, target).kernels.items():
+        threads, dynamic = BOUNDS[source].get(name.removesuffix("_traced"), (256, 0))
+        assert resources["max_flat_workgroup_size"] == threads, name
+        assert resources["scratch"] == 0, name
+        assert resources["agpr"] == 0, name
+        # Two blocks a compute unit: 64 VGPRs at 1024 threads.
+        assert resources["vgpr"] <= 64, name
+        assert resources["lds"] + dynamic <= LDS_BYTES, name
 
 
 @pytest.mark.parametrize("target", AMD_TARGETS)
 def test_k512_fits_twice_on_a_compute_unit(target):
     resources = code_objects.find("vllm", target).kernels["vllm_k512_select"]
     assert resources["waves_per_simd"] == 8
-    assert 2 * (resources["lds"] + 8 * 512) <= 64 * 1024
+    assert 2 * (resources["lds"] + 8 * 512) <= LDS_BYTES
 
 
-def test_every_planned_kernel_is_in_an_object():
-    for name, ablations in schedules.ABLATIONS.items():
-        for suffix in ["", *ablations]:
-            fields = ablations[suffix] if suffix else {}
-            inner = ",".join(f"{key}={str(value).lower()}" for key, value in fields.items())
-            text = f"{name}[{inner}]" if inner else name
-            for traced in (False, True):
-                shape = plans.Shape(2, 262_145, 512, 262_145, 512)
-                planned = plans.plan(text, shape, study=True, traced=traced)
-                for launch in planned.launches:
-                    expected = "vllm_ablations" if suffix else "vllm"
-                    assert code_objects.kernel_source(launch.kernel) == expected
+@pytest.mark.parametrize(
+    ("name", "target", "blocks", "limit"),
+    [
+        pytest.param("sglang_block512", "gfx950", 3, "lds", id="three-of-512-threads"),
+        pytest.param("sglang_block1024", "gfx950", 2, "threads", id="two-of-1024-threads"),
+        pytest.param("sglang_block512", "gfx942", 1, "lds", id="one-of-512-threads-in-64-KiB"),
+        pytest.param("sglang_block1024", "gfx942", 1, "lds", id="one-of-1024-threads-in-64-KiB"),
+        pytest.param("sglang_block512", "gfx90a", 1, "lds", id="one-of-512-threads-before-that"),
+        pytest.param("sglang_block1024", "gfx90a", 1, "lds", id="one-of-1024-threads-before-that"),
+    ],
+)
+def test_stashes_that_fit_on_a_compute_unit(name, target, blocks, limit):
+    resources = code_objects.find("sglang", target).kernels[f"{name}_select"]
+    policy = POLICIES[name]
+    held = resident_blocks(resources, policy.block_size, policy.stash_kib * 1024, target)
+    assert (held.blocks_per_unit, held.limit) == (blocks, limit)
+
+
+PAGING = plans.Paging(table_stride=4097, slots_stride=512, bits=6)
+# What is asked for -> fields of a shape.
+ASKED = {
+    "indices": {"indices_stride": 512, "values_stride": 512},
+    "indices-and-slots": {"indices_stride": 512, "values_stride": 512, "paging": PAGING},
+    "slots-alone": {"indices_stride": None, "paging": PAGING},
+    "rising-indices": {"indices_stride": 512, "order": "index"},
+    "rising-slots": {"indices_stride": None, "paging": PAGING, "order": "index"},
+}
+
+
+@pytest.mark.parametrize("num_cols", [12_287, 12_288, 262_145])
+@pytest.mark.parametrize("asked", list(ASKED))
+@pytest.mark.parametrize("name", list(POLICIES))
+def test_every_planned_kernel_is_in_an_object(name, asked, num_cols):
+    shape = plans.Shape(2, num_cols, 512, num_cols, **ASKED[asked])
+    lineage = name.partition("_")[0]
+    for prefix, variant in variants(name):
+        for traced in (False, True):
+            launches = plans.plan(str(variant), shape, study=True, traced=traced).launches
+            sources = [code_objects.kernel_source(launch.kernel) for launch in launches]
+            selection = f"{lineage}_ablations" if variant.ablation else lineage
+            behind = ["paging"] if lineage == "vllm" and shape.paging else []
+            # The vLLM lineage merges splits, and transforms pages in a launch of its own.
+            merges = int(variant.name == "vllm_k512" or num_cols >= 200_000)
+            merges *= int(lineage == "vllm" and (num_cols > 16_384))
+            assert sources == [selection] * (1 + merges) + behind, prefix
+            for launch in launches:
+                kernel = launch.kernel.removesuffix("_traced")
+                threads, dynamic = BOUNDS[code_objects.kernel_source(launch.kernel)][kernel]
+                assert launch.block == threads
+                assert launch.dynamic_lds <= dynamic
+                assert launch.kernel.endswith("_traced") == (traced and kernel != "page_transform")
 
 
 def test_a_missing_folder_is_refused_by_its_variable(monkeypatch, tmp_path):
@@ -126,11 +201,31 @@ def test_a_damaged_manifest_is_refused(copied_code):
 
 def test_an_object_that_was_never_compiled_is_listed_against_those_that_were():
     with pytest.raises(
-        code_objects.CodeObjectError, match=r"no code object vllm.gfx1100; compiled are vllm"
-    ):
+        code_objects.CodeObjectError, match=r"^no code object vllm\.gfx1100; compiled are paging\."
+    ) as refusal:
         code_objects.find("vllm", "gfx1100")
-    with pytest.raises(code_objects.CodeObjectError, match="no code object holds the kernel fast"):
-        code_objects.kernel_source("fast")
+    listed = str(refusal.value).partition("compiled are ")[2].partition(";")[0].split(", ")
+    due = {f"{source}.{target}" for source in SOURCES for target in AMD_TARGETS}
+    # Those for CUDA are there where nvcc is.
+    assert {name for name in listed if not name.endswith(".cuda")} == due
+    with pytest.raises(code_objects.CodeObjectError, match=r"^no code object vllm_k512\.gfx950; "):
+        code_objects.find("vllm_k512", "gfx950")
+
+
+@pytest.mark.parametrize(
+    "kernel",
+    [
+        pytest.param("fast", id="of-nobody"),
+        pytest.param("policy_probe", id="in-several-objects"),
+        pytest.param("sglang_block1024_merge", id="of-a-lineage-that-never-splits"),
+        pytest.param("page_transform_traced", id="without-a-trace"),
+    ],
+)
+def test_a_kernel_that_was_never_compiled_is_refused(kernel):
+    with pytest.raises(
+        code_objects.CodeObjectError, match=f"^no code object holds the kernel {kernel}; run `make"
+    ):
+        code_objects.kernel_source(kernel)
 
 
 def test_an_edited_header_is_refused_without_a_rebuild(tmp_path, monkeypatch):

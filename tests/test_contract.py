@@ -12,10 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch._subclasses import FakeTensorMode
 
+import topk_lab
 from topk_lab.contract import (
     Call,
     canonical_key,
     check_call,
+    check_pages_shape,
     check_workspace,
     live_bounds,
     row_ends_from,
@@ -685,6 +687,316 @@ def test_call_is_traced_into_one_graph():
     compiled = torch.compile(first_columns, backend="eager", fullgraph=True)
     out = torch.empty(4, 8, dtype=torch.int32)
     assert compiled(torch.ones(4, 16), lengths_of(4), out).tolist() == [[17.0] * 8] * 4
+
+
+# page tables
+
+PAGES = 11  # of 64 columns: 704, the first that serve 700
+
+
+def table_of(rows=ROWS, pages=PAGES, dtype=torch.int32):
+    return torch.arange(rows * pages, dtype=dtype).reshape(rows, pages)
+
+
+def slots_of(*shape, dtype=torch.int32):
+    return torch.full(shape, -777, dtype=dtype)
+
+
+@pytest.mark.parametrize(
+    ("rows", "lengths", "next_n"),
+    [
+        pytest.param(24, {}, 1, id="a-table-a-row"),
+        pytest.param(4, {}, 6, id="shared-by-6-rows"),
+        pytest.param(1, {}, 24, id="shared-by-all"),
+        pytest.param(4, {"row_ends": lengths_of(24)}, 6, id="shared-with-row-ends"),
+        pytest.param(4, {"seq_lens": lengths_of(4), "next_n": 6}, 6, id="seq-lens-1d"),
+        pytest.param(4, {"seq_lens": lengths_of(4, 6)}, 6, id="seq-lens-2d"),
+        pytest.param(4, {"seq_lens": lengths_of(4, 6), "next_n": 6}, 6, id="seq-lens-2d-next-n"),
+        pytest.param(24, {"seq_lens": lengths_of(4), "next_n": 6}, 1, id="a-row-each-all-the-same"),
+        pytest.param(24, {"seq_lens": lengths_of(24)}, 1, id="seq-lens-of-rows"),
+    ],
+)
+def test_call_with_a_page_table(rows, lengths, next_n):
+    table, out, raw_out = table_of(rows), slots_of(ROWS, K), slots_of(ROWS, K)
+    call = check_call(
+        logits_of(), K, page_table=table, page_size=64, out=out, raw_out=raw_out, **lengths
+    )
+    assert (call.pages.bits, call.pages.next_n) == (6, next_n)
+    # The table changes between graph replays: a copy would freeze it.
+    assert call.pages.table is table
+    assert call.out is out
+    assert call.raw_out is raw_out
+
+
+def test_call_without_a_page_table_has_no_pages():
+    call = check_call(logits_of(), K)
+    assert call.pages is call.raw_out is None
+
+
+@pytest.mark.parametrize(
+    ("page_size", "bits", "pages"),
+    [(1, 0, 700), (2, 1, 350), (16, 4, 44), (512, 9, 2), (1024, 10, 1), (2**30, 30, 1)],
+)
+def test_call_takes_a_table_just_wide_enough(page_size, bits, pages):
+    call = check_call(logits_of(), K, page_table=table_of(ROWS, pages), page_size=page_size)
+    assert (call.pages.bits, call.pages.next_n) == (bits, 1)
+    assert check_pages_shape((ROWS, pages + 1), page_size, ROWS, COLS) == (bits, 1)
+    with pytest.raises(ValueError, match=f"page_table must have at least {pages} pages"):
+        check_pages_shape((ROWS, pages - 1), page_size, ROWS, COLS)
+
+
+def test_call_takes_tables_of_any_row_stride():
+    wide = torch.zeros(ROWS, 40, dtype=torch.int32)
+    for table in (
+        wide[:, 3 : 3 + PAGES],
+        wide[:1, :PAGES].expand(ROWS, PAGES),
+        wide.view(-1).as_strided((ROWS, PAGES), (1, 1)),
+        torch.zeros(PAGES, ROWS, dtype=torch.int32).T[:, :1].expand(ROWS, 1),
+    ):
+        page_size = 64 if table.shape[1] == PAGES else 1024
+        call = check_call(logits_of(), K, page_table=table, page_size=page_size)
+        assert call.pages.table is table
+
+
+def test_call_takes_page_tables_of_empty_shapes():
+    nothing = torch.zeros(0, 1024), torch.zeros(3, 0)
+    call = check_call(nothing[0], K, page_table=table_of(0, 16), page_size=64)
+    assert call.pages.next_n == 1
+    call = check_call(nothing[1], K, page_table=table_of(3, 0), page_size=64)
+    assert call.pages.bits == 6
+    assert check_call(nothing[1], K, page_table=table_of(1, 0), page_size=64).pages.next_n == 3
+
+
+def paged(message, error=ValueError, *, logits=None, k=K, **changes):
+    arguments = {"page_table": table_of(), "page_size": 64, **changes}
+    return pytest.param(logits, k, arguments, error, message, id=message)
+
+
+BAD_PAGES = [
+    # fault G5: shift and mask only hold for powers of two
+    paged("page_size must be a power of two, got 48", page_size=48),
+    paged("page_size must be a power of two, got 3", page_size=3),
+    paged("page_size must be at least 1, got 0", page_size=0),
+    paged("page_size must be at least 1, got -64", page_size=-64),
+    paged("page_size must be at most 1073741824, got 2147483648", page_size=2**31),
+    paged("page_size must be an int, got True (bool)", TypeError, page_size=True),
+    paged("page_size must be an int, got 64.0 (float)", TypeError, page_size=64.0),
+    paged("page_size must be an int, got '64' (str)", TypeError, page_size="64"),
+    paged("page_size must be an int, got None (NoneType)", TypeError, page_size=None),
+    paged(
+        "page_size must be an int, got tensor(64) (torch.Tensor)",
+        TypeError,
+        page_size=torch.tensor(64),
+    ),
+    paged(
+        "page_table must have shape (num_rows, pages) or (batch, pages), got (264,)",
+        page_table=table_of().view(-1),
+    ),
+    paged(
+        "page_table must have shape (num_rows, pages) or (batch, pages), got (24, 1, 11)",
+        page_table=table_of()[:, None],
+    ),
+    paged("page_table must be int32, got int64", TypeError, page_table=table_of(dtype=torch.int64)),
+    paged("page_table must be int32, got float32", TypeError, page_table=torch.zeros(24, 11)),
+    paged(
+        "page_table must be a torch.Tensor, got numpy.ndarray",
+        TypeError,
+        page_table=np.zeros((24, 11), np.int32),
+    ),
+    paged("page_table must be a torch.Tensor, got list", TypeError, page_table=[[0] * 11] * 24),
+    paged(
+        "page_table must be on the device of logits, cpu, got meta",
+        TypeError,
+        page_table=table_of().to("meta"),
+    ),
+    paged(
+        "page_table must be a dense tensor, got layout torch.sparse_coo",
+        TypeError,
+        page_table=table_of().to_sparse(),
+    ),
+    paged(
+        "page_table must have at least 11 pages of 64 for 700 columns, got 10 in shape (24, 10)",
+        page_table=table_of(24, 10),
+    ),
+    # fault G2: a table as wide as the true length beside wider logits
+    paged(
+        "page_table must have at least 131072 pages of 1 for 131072 columns, "
+        "got 4096 in shape (8, 4096)",
+        logits=torch.zeros(1, 131_072).expand(8, 131_072),
+        row_ends=torch.full((8,), 4096, dtype=torch.int32),
+        page_table=table_of(8, 4096),
+        page_size=1,
+    ),
+    paged(
+        "page_table must have shape (num_rows, pages) = (24, pages) or (batch, pages) for the "
+        "rows of a sequence, got (5, 11)",
+        page_table=table_of(5),
+    ),
+    paged(
+        "page_table must have shape (num_rows, pages) = (24, pages) or (batch, pages) for the "
+        "rows of a sequence, got (0, 11)",
+        page_table=table_of(0),
+    ),
+    paged(
+        "page_table must have shape (num_rows, pages) = (24, pages) or (batch, pages) for the "
+        "rows of a sequence, got (48, 11)",
+        page_table=table_of(48),
+    ),
+    paged(
+        "page_table must have shape (num_rows, pages) = (24, pages) or (4, pages) for the rows of "
+        "a sequence, got (12, 11)",
+        page_table=table_of(12),
+        seq_lens=lengths_of(4),
+        next_n=6,
+    ),
+    paged(
+        "page_table must have shape (num_rows, pages) = (24, pages) or (6, pages) for the rows of "
+        "a sequence, got (4, 11)",
+        page_table=table_of(4),
+        seq_lens=lengths_of(6, 4),
+    ),
+    paged(
+        "page_table must be contiguous in the last dimension (stride 1), got strides (1, 24)",
+        page_table=torch.zeros(11, 24, dtype=torch.int32).T,
+    ),
+    paged(
+        "page_table must be contiguous in the last dimension (stride 1), got strides (22, 2)",
+        page_table=scattered(24, 11),
+    ),
+    paged(
+        "page_table must be contiguous in the last dimension (stride 1), got strides (1, 0)",
+        page_table=torch.zeros(24, 1, dtype=torch.int32).expand(24, 11),
+    ),
+    paged(
+        "raw_out must have shape (num_rows, k) = (24, 512), got (24, 511)",
+        raw_out=slots_of(24, 511),
+    ),
+    paged(
+        "raw_out must have shape (num_rows, k) = (24, 512), got (512,)",
+        raw_out=slots_of(512),
+    ),
+    paged(
+        "raw_out must be int32, got int64", TypeError, raw_out=slots_of(24, K, dtype=torch.int64)
+    ),
+    paged("raw_out must be int32, got float32", TypeError, raw_out=torch.zeros(24, K)),
+    paged(
+        "raw_out must have a row stride of at least k = 512, got strides (0, 1)",
+        raw_out=slots_of(1, K).expand(24, K),
+    ),
+    paged(
+        "raw_out must be contiguous in the last dimension (stride 1), got strides (1024, 2)",
+        raw_out=scattered(24, K),
+    ),
+    paged(
+        "out must have shape (num_rows, k) = (24, 512), got (24, 1024)",
+        out=slots_of(24, 1024),
+    ),
+    paged("out must be int32, got int64", TypeError, out=slots_of(24, K, dtype=torch.int64)),
+    paged("k must be at least 1, got 0", k=0),
+    paged("k must be an int, got 512.0 (float)", TypeError, k=512.0),
+]
+
+
+@pytest.mark.parametrize(("logits", "k", "arguments", "error", "message"), BAD_PAGES)
+def test_call_refuses_page_tables(logits, k, arguments, error, message):
+    with raises(error, message):
+        check_call(logits_of() if logits is None else logits, k, **arguments)
+
+
+@pytest.mark.parametrize(("logits", "k", "arguments", "error", "message"), BAD_PAGES)
+def test_topk_paged_refuses_them_before_anything_is_written(logits, k, arguments, error, message):
+    logits = logits_of() if logits is None else logits
+    shape = (len(logits), k if isinstance(k, int) else K)
+    outputs = {"out": slots_of(*shape), "raw_out": slots_of(*shape), **arguments}
+    with raises(error, message):
+        topk_lab.topk_paged(
+            logits, k, outputs.pop("page_table"), outputs.pop("page_size"), **outputs
+        )
+    for name in ("out", "raw_out"):
+        if name not in arguments:
+            assert (outputs[name] == -777).all()
+
+
+def test_topk_paged_wants_a_table():
+    with raises(TypeError, "page_table must be a torch.Tensor, got None"):
+        topk_lab.topk_paged(logits_of(), K, None, 64)
+
+
+@pytest.mark.parametrize("name", ["page_size", "raw_out"])
+def test_what_comes_with_a_page_table_is_refused_without(name):
+    alone = {"page_size": 64, "raw_out": slots_of(ROWS, K)}[name]
+    with raises(ValueError, f"{name} must come with page_table, got page_table=None"):
+        check_call(logits_of(), K, **{name: alone})
+
+
+@pytest.mark.parametrize(
+    ("variant", "k", "message"),
+    [
+        ("sglang_block1024", 1025, "k must be in [1, 1024] for sglang_block1024, got 1025"),
+        ("sglang_block512", 2048, "k must be in [1, 1024] for sglang_block512, got 2048"),
+        ("vllm_k512", 511, "k must be 512 for vllm_k512, got 511"),
+    ],
+)
+def test_topk_paged_refuses_a_k_that_the_variant_does_not_take(variant, k, message):
+    out, raw_out = slots_of(ROWS, k), slots_of(ROWS, k)
+    with raises(ValueError, message):
+        topk_lab.topk_paged(
+            logits_of(), k, table_of(), 64, variant=variant, out=out, raw_out=raw_out
+        )
+    assert (out == -777).all()
+    assert (raw_out == -777).all()
+
+
+@pytest.mark.parametrize(
+    ("written", "other"),
+    [
+        ("out", "raw_out"),
+        ("out", "page_table"),
+        ("out", "logits"),
+        ("raw_out", "page_table"),
+        ("raw_out", "logits"),
+        ("raw_out", "row_ends"),
+        ("raw_out", "workspace"),
+        ("workspace", "page_table"),
+    ],
+)
+def test_page_tables_and_slots_share_no_memory(written, other):
+    rows, cols, k, pages = 4, 16, 8, 4
+    memory = torch.full((1024,), -777, dtype=torch.int32)
+    places = {
+        "logits": (100, rows * cols),
+        "row_ends": (200, rows),
+        "out": (300, rows * k),
+        "raw_out": (400, rows * k),
+        "page_table": (500, rows * pages),
+        "workspace": (600, 16),
+    }
+
+    def arguments(places):
+        flat = {name: memory[first : first + size] for name, (first, size) in places.items()}
+        return {
+            "logits": flat["logits"].view(torch.float32).view(rows, cols),
+            "row_ends": flat["row_ends"],
+            "out": flat["out"].view(rows, k),
+            "raw_out": flat["raw_out"].view(rows, k),
+            "page_table": flat["page_table"].view(rows, pages),
+            "workspace": flat["workspace"].view(torch.uint8),
+        }
+
+    check_call(**arguments(places), k=k, page_size=4)  # one buffer, but nothing shared
+    first, last, size = places[other][0], sum(places[other]) - 1, places[written][1]
+    for beside in (last + 1, first - size):
+        check_call(**arguments({**places, written: (beside, size)}), k=k, page_size=4)
+    for shared in (last, first - size + 1):
+        given = arguments({**places, written: (shared, size)})
+        message = f"{written} must not share memory with {other}, got overlapping tensors"
+        with raises(ValueError, message):
+            check_call(**given, k=k, page_size=4)
+        with raises(ValueError, message):
+            topk_lab.topk_paged(
+                given.pop("logits"), k, given.pop("page_table"), 4, variant="reference", **given
+            )
+    assert (memory == -777).all()
 
 
 def test_call_is_frozen():

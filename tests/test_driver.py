@@ -117,6 +117,9 @@ def changed(plan, **fields):
         ("vllm_k512", "nan", 2000, (2000, 700, 3)),
         ("vllm_generic", "constant", 3000, (3000, 512, 5)),
         ("vllm_generic", "same_leading_bits", 12_288, (12_288, 700)),
+        ("sglang_block512", "near_equal", 12_000, (12_000, 5121, 5120, 513, 100, 0)),
+        ("sglang_block1024", "constant", 6000, (6000, 5121, 5120, 512)),
+        ("sglang_block1024", "nan", 2000, (2000, 700, 3)),
     ],
 )
 def test_plans_run_exactly_through_the_driver(hip, arch, variant, workload, num_cols, lengths):
@@ -547,7 +550,7 @@ def test_unknown_cuda_errors_keep_their_number(cuda):
 
 @pytest.fixture(params=AMD_TARGETS)
 def operator(request, hip, monkeypatch):
-    """`topk_lab.topk` on CPU tensors, launched on a device of the stand-in."""
+    """`topk_lab.topk` and `topk_paged` on CPU tensors, launched on a device of the stand-in."""
     import torch
 
     from topk_lab.ops import operators
@@ -558,12 +561,14 @@ def operator(request, hip, monkeypatch):
     library = torch.library.Library("topk_lab", "IMPL")
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Warning only once for all operators")
-        library.impl("topk_out", operators._topk_out_device, "CPU", allow_override=True)
+        for name in ("topk_out", "topk_paged_out"):
+            on_device = getattr(operators, f"_{name}_device")
+            library.impl(name, on_device, "CPU", allow_override=True)
     yield request.param
     library._destroy()
 
 
-@pytest.mark.parametrize("variant", ["vllm_k512", "vllm_generic"])
+@pytest.mark.parametrize("variant", ["vllm_k512", "vllm_generic", "sglang_block1024"])
 @pytest.mark.parametrize("name", ["normal", "masked_prefix", "same_leading_bits", "nan"])
 def test_topk_reaches_the_oracle_through_the_hip_driver(hip, operator, variant, name):
     import torch
@@ -614,6 +619,195 @@ def test_a_repeated_topk_reads_what_memory_holds_now(hip, operator):
         topk_lab.topk(logits, 512, row_ends=row_ends, variant="vllm_k512", out=out)
         topk_lab.assert_exact(logits, out, row_ends=row_ends)
     assert len(hip.launches) == 3
+
+
+def shared(stand_in, **tensors):
+    """Let kernels touch the memory of tensors, each as one piece."""
+    for label, tensor in tensors.items():
+        read_only = label in ("logits", "row_ends", "page_table")
+        stand_in.share(label, tensor.numpy(), writable=not read_only)
+
+
+def page_tables(num_tables, pages):
+    """Every page of a pool once, in random order."""
+    import torch
+
+    pool = np.random.default_rng(7).permutation(num_tables * pages).astype(np.int32)
+    return torch.from_numpy(pool.reshape(num_tables, pages))
+
+
+def slots_due(indices, table, page_size):
+    """Slots that indices (num_rows, k) stand for, by division and in int64."""
+    tables = np.repeat(table.numpy(), len(indices) // len(table), axis=0).astype(np.int64)
+    columns = np.maximum(indices.numpy(), 0)
+    pages = np.take_along_axis(tables, columns // page_size, axis=1)
+    return np.where(indices.numpy() < 0, -1, pages * page_size + columns % page_size)
+
+
+PAGED_KERNELS = {
+    "vllm_k512": ["vllm_k512_select", "vllm_k512_merge", "page_transform"],
+    "sglang_block1024": ["sglang_block1024_select"],
+}
+
+
+@pytest.mark.parametrize("variant", PAGED_KERNELS)
+@pytest.mark.parametrize("raw", [True, False], ids=["with-indices", "slots-alone"])
+@pytest.mark.parametrize("name", ["normal", "near_equal", "masked_prefix"])
+def test_topk_paged_reaches_the_contract_through_the_hip_driver(hip, operator, variant, raw, name):
+    import torch
+
+    import topk_lab
+
+    # Two rows a sequence share a row of a wide table; slots and indices have guards beside them.
+    seq_lens = torch.tensor([40_000, 514, 101], dtype=torch.int32)
+    row_ends = topk_lab.row_ends_from(seq_lens, 2)
+    logits = torch.from_numpy(
+        workloads.make(name, 6, 40_000, row_ends=row_ends.numpy(), poison="nan")
+    )
+    wide = torch.full((3, 700), UNWRITTEN, dtype=torch.int32)
+    table = wide[:, 10:635]
+    table.copy_(page_tables(3, 625))
+    buffers = [torch.full((6, 560), UNWRITTEN, dtype=torch.int32) for _ in range(2)]
+    out, raw_out = (buffer[:, 24:536] for buffer in buffers)
+    required = topk_lab.workspace_size(6, 40_000, 512, variant)
+    workspace = torch.zeros(max(required, 4), dtype=torch.uint8)
+    shared(
+        hip, logits=logits, row_ends=seq_lens, page_table=wide, workspace=workspace,
+        slots=buffers[0], indices=buffers[1],
+    )  # fmt: skip
+    arguments = {"seq_lens": seq_lens, "next_n": 2, "variant": variant, "workspace": workspace}
+
+    answer = topk_lab.topk_paged(
+        logits, 512, table, 64, out=out, raw_out=raw_out if raw else None, **arguments
+    )
+
+    assert answer is out
+    assert [launch.kernel for launch in hip.launches] == PAGED_KERNELS[variant]
+    assert {launch.device for launch in hip.launches} == {INDEX[operator]}
+    for buffer in buffers:
+        assert (buffer[:, :24] == UNWRITTEN).all()
+        assert (buffer[:, 536:] == UNWRITTEN).all()
+    indices = raw_out
+    if not raw:
+        assert (buffers[1] == UNWRITTEN).all()
+        # A slot names its page, a page its place in the table: the column comes back.
+        places = torch.full((3 * 625,), -1, dtype=torch.int64)
+        places[table.reshape(-1).long()] = torch.arange(625).repeat(3)
+        indices = torch.where(out < 0, -1, places[out.clamp(min=0) // 64] * 64 + out % 64).int()
+    topk_lab.assert_exact(logits, indices, seq_lens=seq_lens, next_n=2)
+    np.testing.assert_array_equal(out.numpy(), slots_due(indices, table, 64))
+
+
+def test_a_repeated_topk_paged_reads_what_memory_holds_now(hip, operator):
+    import torch
+
+    import topk_lab
+
+    logits = torch.from_numpy(workloads.make("normal", 2, 6000))
+    row_ends = torch.tensor([6000, 600], dtype=torch.int32)
+    table = page_tables(2, 94)
+    out, raw_out = (torch.full((2, 512), UNWRITTEN, dtype=torch.int32) for _ in range(2))
+    shared(hip, logits=logits, row_ends=row_ends, page_table=table, slots=out, indices=raw_out)
+    for lengths in ([6000, 600], [513, 0], [5121, 6000]):
+        row_ends.copy_(torch.tensor(lengths, dtype=torch.int32))
+        logits.copy_(logits.flip(1))
+        table.copy_(table.flip(1))
+        out.fill_(UNWRITTEN)
+        topk_lab.topk_paged(
+            logits, 512, table, 64, row_ends=row_ends, variant="sglang_block1024", out=out,
+            raw_out=raw_out, order="index",
+        )  # fmt: skip
+        topk_lab.assert_exact(logits, raw_out, row_ends=row_ends, order="index")
+        np.testing.assert_array_equal(out.numpy(), slots_due(raw_out, table, 64))
+    assert len(hip.launches) == 3
+
+
+def test_another_table_or_page_size_is_another_call(hip, operator):
+    import torch
+
+    import topk_lab
+
+    logits = torch.from_numpy(workloads.make("normal", 1, 600))
+    row_ends = torch.tensor([600], dtype=torch.int32)
+    tables = page_tables(2, 600)
+    out, raw_out = (torch.full((1, 512), UNWRITTEN, dtype=torch.int32) for _ in range(2))
+    shared(hip, logits=logits, row_ends=row_ends, page_table=tables, slots=out, indices=raw_out)
+    for table, page_size in ((tables[:1], 1), (tables[1:], 1), (tables[:1], 4), (tables[:1], 1)):
+        out.fill_(UNWRITTEN)
+        topk_lab.topk_paged(
+            logits, 512, table, page_size, row_ends=row_ends, variant="sglang_block1024", out=out,
+            raw_out=raw_out,
+        )  # fmt: skip
+        np.testing.assert_array_equal(out.numpy(), slots_due(raw_out, table, page_size))
+
+
+@pytest.mark.parametrize(
+    ("variant", "k"),
+    [
+        ("sglang_block512", 512),
+        ("sglang_block512", 1024),
+        ("sglang_block1024", 512),
+        ("sglang_block1024", 1024),
+        ("vllm_k512", 512),
+        ("vllm_generic", 2048),
+    ],
+)
+def test_g4_kernels_write_every_slot_whatever_k_and_block(hip, operator, variant, k):
+    import torch
+
+    import topk_lab
+
+    row_ends = torch.tensor([2500, k + 1, k, 3, 0], dtype=torch.int32)
+    logits = torch.from_numpy(
+        workloads.make("normal", 5, 2500, row_ends=row_ends.numpy(), poison="inf")
+    )
+    table = page_tables(5, 40)
+    out, raw_out = (torch.full((5, k), UNWRITTEN, dtype=torch.int32) for _ in range(2))
+    shared(hip, logits=logits, row_ends=row_ends, page_table=table, slots=out, indices=raw_out)
+    topk_lab.topk_paged(
+        logits, k, table, 64, row_ends=row_ends, variant=variant, out=out, raw_out=raw_out
+    )
+    assert (out != UNWRITTEN).all()
+    topk_lab.assert_exact(logits, raw_out, row_ends=row_ends)
+    np.testing.assert_array_equal(out.numpy(), slots_due(raw_out, table, 64))
+
+
+@pytest.mark.parametrize("variant", ["sglang_block512", "sglang_block1024", "vllm_k512"])
+def test_g1_kernels_do_not_take_padding_for_a_position(hip, operator, variant):
+    import torch
+
+    import topk_lab
+
+    logits = torch.from_numpy(
+        workloads.make("normal", 1, 640, row_ends=np.array([100]), poison="inf")
+    )
+    row_ends = torch.tensor([100], dtype=torch.int32)
+    table = torch.tensor([[9, 4, 7, 3, 8, 1, 6, 2, 5, 0]], dtype=torch.int32)
+    out = torch.full((1, 512), UNWRITTEN, dtype=torch.int32)
+    shared(hip, logits=logits, row_ends=row_ends, page_table=table, slots=out)
+    topk_lab.topk_paged(logits, 512, table, 64, row_ends=row_ends, variant=variant, out=out)
+    assert sorted(out[0, :100].tolist()) == [*range(256, 292), *range(576, 640)]
+    assert out[0, 100:].tolist() == [-1] * 412
+
+
+def test_a_page_transform_is_loaded_with_its_selection(noting):
+    paging = plans.Paging(table_stride=20, slots_stride=512, bits=6)
+    shape = plans.Shape(2, 1200, 512, 1200, 512, paging=paging)
+    addresses = {**ADDRESSES, "page_table": 6 << 40, "slots": 7 << 40}
+    device = driver.Device("hip", 0)
+    for variant, loads, kernels in (
+        ("sglang_block1024", 1, ["sglang_block1024_select"]),
+        ("vllm_k512", 3, ["vllm_k512_select", "page_transform"]),
+        ("vllm_generic", 3, ["vllm_generic_rank_count_select", "page_transform"]),
+    ):
+        noting.launches.clear()
+        plan = plans.plan(variant, shape)
+        driver.launch(plan, addresses, device, 0)
+        assert [launched.kernel for launched in noting.launches] == kernels
+        assert noting.loads == loads
+        for launched, launch in zip(noting.launches, plan.launches, strict=True):
+            assert launched.params == launch.params(addresses)
+            assert launched.dynamic_lds == launch.dynamic_lds
 
 
 def test_raw_launches_are_those_of_the_prepared_plan(noting):

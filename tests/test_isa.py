@@ -1,8 +1,8 @@
 """Does the machine code read what a graph replay may change past the scalar cache?
 
-Lengths are device data, written between replays. A plain load of a uniform address becomes a scalar
-load, and stale scalar-cache reads inside graphs were reported; an agent-scope atomic load goes
-through the vector path and past the caches that are not coherent.
+Lengths and page tables are device data, written between replays. A plain load of a uniform address
+becomes a scalar load, and stale scalar-cache reads inside graphs were reported; an agent-scope
+atomic load goes through the vector path and past the caches that are not coherent.
 """
 
 import re
@@ -11,41 +11,84 @@ import pytest
 
 from topk_lab import code_objects
 from topk_lab.emulator import CodeObject
-from topk_lab.emulator.disassembly import disassemble
+from topk_lab.emulator.disassembly import Instruction, disassemble
 from topk_lab.targets import AMD_TARGETS
 
 # What an agent-scope load carries on each target.
 COHERENT = {"gfx90a": "glc", "gfx942": "sc1", "gfx950": "sc1"}
 # Row ends, sequence lengths and row starts: each is read in one place.
 REPLAYED_READS = 3
+# The page transform looks at indices alone.
+READS_OF = {
+    "vllm": REPLAYED_READS,
+    "vllm_ablations": REPLAYED_READS,
+    "sglang": REPLAYED_READS,
+    "sglang_ablations": REPLAYED_READS,
+    "paging": 0,
+}
 
-WRITES = re.compile(r"^(s_\w+) (s\[(\d+):(\d+)\]|s(\d+))")
-SCALAR_LOAD = re.compile(r"^s_(?:buffer_)?load_dword\w* [^,]+, s\[(\d+):(\d+)\]")
+SGPRS = r"s(?:\[(\d+):(\d+)\]|(\d+))"
+# Instructions with scalar registers as their destination, and with some as a second one.
+DESTINATION = re.compile(rf"^([sv]_\w+) {SGPRS}")
+CARRY = re.compile(rf"^(v_\w*(?:_co_|div_scale|mad_[iu]64)\w*) [^,]+, {SGPRS}")
+# These only read what they name first.
+READERS = ("s_cmp", "s_bitcmp", "s_cbranch")
+SCALAR_LOAD = re.compile(rf"^s_(?:buffer_)?load_dword\w* [^,]+, {SGPRS}")
 
 
 def selection_kernels(source, target):
     code = CodeObject.load(code_objects.find(source, target).read())
     for name, kernel in code.kernels.items():
         if name != "policy_probe":
-            yield name, [instruction.text for instruction in disassemble(code, kernel)]
+            yield name, disassemble(code, kernel)
+
+
+def registers(match, first_group):
+    """Scalar registers that a match of SGPRS names, as a bit mask."""
+    low, high, single = match.groups()[first_group : first_group + 3]
+    low, high = int(low or single), int(high or single)
+    return (1 << high + 1) - (1 << low)
+
+
+def registers_written(text):
+    written = 0
+    for pattern in (DESTINATION, CARRY):
+        match = pattern.match(text)
+        if match and not match[1].startswith(READERS):
+            written |= registers(match, 1)
+    return written
 
 
 def scalar_load_bases(listing):
-    """Base registers of every scalar load, and whether the kernel wrote them before it."""
-    written = set()
-    for text in listing:
-        load = SCALAR_LOAD.match(text)
+    """Base registers of every scalar load, and whether any path to it wrote them."""
+    place = {instruction.pc: number for number, instruction in enumerate(listing)}
+    writes = [registers_written(instruction.text) for instruction in listing]
+    followers = []
+    for number, instruction in enumerate(listing):
+        after = set()
+        if instruction.mnemonic not in ("s_branch", "s_endpgm") and number + 1 < len(listing):
+            after.add(number + 1)
+        if instruction.mnemonic.startswith(("s_branch", "s_cbranch")):
+            after.add(place[instruction.branch_target])
+        followers.append(after)
+    before = [0] * len(listing)  # what some path from the entry has written
+    changed = True
+    while changed:
+        changed = False
+        for number, after in enumerate(followers):
+            for follower in after:
+                reached = before[follower] | before[number] | writes[number]
+                changed |= reached != before[follower]
+                before[follower] = reached
+    for number, instruction in enumerate(listing):
+        load = SCALAR_LOAD.match(instruction.text)
         if load:
-            base = (int(load[1]), int(load[2]))
-            yield base, bool(written & set(base))
-        write = WRITES.match(text)
-        if write and not write[1].startswith(("s_cmp", "s_bitcmp", "s_cbranch")):
-            first = int(write[3] or write[5])
-            written |= set(range(first, int(write[4] or first) + 1))
+            base = registers(load, 0)
+            yield base, bool(before[number] & base)
 
 
 @pytest.mark.parametrize("target", AMD_TARGETS)
-@pytest.mark.parametrize("source", ["vllm", "vllm_ablations"])
+@pytest.mark.parametrize("source", list(READS_OF))
 def test_scalar_loads_read_kernel_arguments_alone(source, target):
     for name, listing in selection_kernels(source, target):
         loads = list(scalar_load_bases(listing))
@@ -55,26 +98,61 @@ def test_scalar_loads_read_kernel_arguments_alone(source, target):
 
 
 @pytest.mark.parametrize("target", AMD_TARGETS)
-@pytest.mark.parametrize("source", ["vllm", "vllm_ablations"])
+@pytest.mark.parametrize("source", list(READS_OF))
 def test_lengths_are_read_by_agent_scope_loads(source, target):
     for name, listing in selection_kernels(source, target):
         coherent = [
-            text
-            for text in listing
-            if re.match(r"global_load_dword v\d+, ", text) and COHERENT[target] in text.split()
+            instruction
+            for instruction in listing
+            if re.match(r"global_load_dword v\d+, ", instruction.text)
+            and COHERENT[target] in instruction.text.split()
         ]
         # The generic merge looks at no length: its splits are always all active.
-        due = {2, REPLAYED_READS} if "generic_merge" in name else {REPLAYED_READS}
+        due = {2, REPLAYED_READS} if "generic_merge" in name else {READS_OF[source]}
         assert len(coherent) in due, name
+
+
+def assembled(*texts):
+    """Instructions of 4 bytes each; a branch names the number of the one that it goes to."""
+    for number, text in enumerate(texts):
+        word = 0
+        if text.startswith(("s_branch", "s_cbranch")):
+            word = int(text.split()[1]) - number - 1 & 0xFFFF
+        yield Instruction(4 * number, word, text)
+
+
+LOAD = "s_load_dword s4, s[0:1], 0x0"
 
 
 @pytest.mark.parametrize(
     ("listing", "overwritten"),
     [
-        (["s_load_dwordx2 s[2:3], s[0:1], 0x8", "s_load_dword s4, s[2:3], 0x0"], [False, True]),
-        (["s_mov_b32 s1, s9", "s_load_dword s4, s[0:1], 0x0"], [True]),
-        (["s_cmp_lt_i32 s0, s1", "s_load_dword s4, s[0:1], 0x0"], [False]),
+        pytest.param(
+            ("s_load_dwordx2 s[2:3], s[0:1], 0x8", "s_load_dword s4, s[2:3], 0x0"),
+            [False, True],
+            id="through-a-loaded-pointer",
+        ),
+        pytest.param(("s_mov_b32 s1, s9", LOAD), [True], id="half-of-it-written"),
+        pytest.param(("s_cmp_lt_i32 s0, s1", LOAD), [False], id="read-alone"),
+        pytest.param(("v_readfirstlane_b32 s0, v3", LOAD), [True], id="from-a-vector-register"),
+        pytest.param(("v_cmp_lt_i32_e64 s[0:1], v3, v4", LOAD), [True], id="by-a-comparison"),
+        pytest.param(("v_add_co_u32_e64 v3, s[0:1], v3, v4", LOAD), [True], id="by-a-carry"),
+        pytest.param(("v_add_u32_e32 v3, s0, v4", LOAD), [False], id="read-by-a-vector"),
+        pytest.param(
+            ("s_cbranch_scc0 3", "s_mov_b32 s0, 0", "s_endpgm", LOAD),
+            [False],
+            id="written-on-another-path",
+        ),
+        pytest.param(
+            ("s_cbranch_scc0 2", "s_mov_b32 s0, 0", LOAD), [True], id="written-on-one-of-two-paths"
+        ),
+        pytest.param(
+            ("s_branch 3", LOAD, "s_endpgm", "s_mov_b32 s0, 0", "s_branch 1"),
+            [True],
+            id="written-further-down-and-back",
+        ),
     ],
 )
 def test_a_scalar_load_through_a_loaded_pointer_would_be_seen(listing, overwritten):
-    assert [found for _, found in scalar_load_bases(listing)] == overwritten
+    found = scalar_load_bases(list(assembled(*listing)))
+    assert [written for _, written in found] == overwritten

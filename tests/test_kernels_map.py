@@ -7,7 +7,7 @@ import pytest
 from numba.core.registry import CPUDispatcher
 
 from topk_lab import plans, schedules, toolchain
-from topk_lab.reference import vllm
+from topk_lab.reference import paging, sglang, vllm
 from topk_lab.reference.rows import RowKernel
 
 KERNELS = toolchain.kernels_folder()
@@ -15,22 +15,31 @@ HEADERS = KERNELS / "include" / "topk_lab"
 README = (KERNELS / "README.md").read_text(encoding="utf-8")
 
 
-def table(heading):
-    """Lines of the table whose first column has this heading, as dicts."""
-    lines = README[README.index(f"\n| {heading} |") + 1 :].split("\n\n")[0].splitlines()
-    # A bar inside code does not part columns.
-    cells = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
-    names = [cell.strip("| ") for cell in cells[0]]
-    return [
-        dict(zip(names, [cell.strip("| ") for cell in line], strict=True)) for line in cells[2:]
-    ]
+def tables(heading):
+    """The tables whose first column has this heading, each as a list of dicts."""
+    found = []
+    for part in README.split(f"\n| {heading} |")[1:]:
+        lines = f"| {heading} |{part}".split("\n\n")[0].splitlines()
+        # A bar inside code does not part columns.
+        cells = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
+        names = [cell.strip("| ") for cell in cells[0]]
+        found.append(
+            [
+                dict(zip(names, [cell.strip("| ") for cell in line], strict=True))
+                for line in cells[2:]
+            ]
+        )
+    return found
 
 
 def code(cell):
     return re.findall(r"`([^`]+)`", cell)
 
 
-STEPS, CONCEPTS = table("step"), table("concept")
+STEPS = [line for lineage in tables("step") for line in lineage]
+(CONCEPTS,) = tables("concept")
+(LAUNCHES,) = tables("kernel")
+POLICY_TABLES = tables("field")
 LINES = STEPS + CONCEPTS
 
 
@@ -68,50 +77,66 @@ def test_twins_have_the_names_of_the_steps(line):
     assert all(isinstance(resolve(twin), CPUDispatcher | RowKernel) for twin in code(line["twin"]))
 
 
-def test_every_twin_is_named():
+@pytest.mark.parametrize("module", [vllm, sglang, paging], ids=lambda module: module.__name__)
+def test_every_twin_is_named(module):
+    prefix = module.__name__.removeprefix("topk_lab.") + "."
     twins = {
         name
-        for name, value in vars(vllm).items()
-        if isinstance(value, CPUDispatcher | RowKernel) and value.__module__ == vllm.__name__
+        for name, value in vars(module).items()
+        if isinstance(value, CPUDispatcher | RowKernel) and value.__module__ == module.__name__
     }
+    assert twins
     assert twins == {
-        twin.removeprefix("reference.vllm.")
+        twin.removeprefix(prefix)
         for line in LINES
         for twin in code(line.get("twin") or line.get("host side") or "")
-        if isinstance(resolve(twin), CPUDispatcher | RowKernel)
-        and twin.startswith("reference.vllm.")
+        if isinstance(resolve(twin), CPUDispatcher | RowKernel) and twin.startswith(prefix)
     }
 
 
-def test_launch_table_lists_what_plans_launch():
+SLOTS = plans.Paging(table_stride=4097, slots_stride=512, bits=6)
+
+
+@pytest.mark.parametrize("paged", [None, SLOTS], ids=["indices", "slots"])
+def test_launch_table_lists_what_plans_launch(paged):
     planned = {}
     for variant, num_cols in (
         ("vllm_generic", 12_287),
         ("vllm_generic", 200_000),
         ("vllm_k512", 262_144),
+        ("sglang_block512", 262_144),
+        ("sglang_block1024", 262_144),
     ):
-        shape = plans.Shape(8, num_cols, 512, num_cols, 512)
-        made = plans.plan(variant, shape)
-        for launch in made.launches:
-            policy = schedules.POLICIES[variant]
-            threads = {policy.block_size, policy.merge_block_size}
-            assert launch.block in threads
+        shape = plans.Shape(8, num_cols, 512, num_cols, 512, paging=paged)
+        for launch in plans.plan(variant, shape).launches:
+            assert launch.grid[0] == 8
             planned[launch.kernel] = (launch.grid[1], launch.block)
-    for line in table("kernel"):
+    for line in LAUNCHES:
         (name,) = code(line["kernel"])
-        variant = "vllm_k512" if "k512" in name else "vllm_generic"
-        splits = schedules.max_splits(variant, 8, 262_144) if "max_splits" in line["grid"] else 1
-        threads = getattr(schedules.POLICIES[variant], code(line["threads"])[0])
-        assert planned.pop(name) == (splits, threads), name
+        if name == "page_transform" and paged is None:
+            continue
+        variant = next((known for known in schedules.POLICIES if name.startswith(known)), None)
+        rows, splits = line["grid"].strip("()").split(", ")
+        assert rows == "num_rows"
+        due = schedules.max_splits(variant, 8, 262_144) if splits == "max_splits" else int(splits)
+        (threads,) = code(line["threads"])
+        policy = plans if variant is None else schedules.POLICIES[variant]
+        assert planned.pop(name) == (due, getattr(policy, threads)), name
     assert not planned
 
 
-def test_policy_table_is_the_policies():
-    lines = {code(line["field"])[0]: line for line in table("field")}
-    for variant, policy in schedules.POLICIES.items():
-        stated = {field: line[f"`{variant}`"] for field, line in lines.items()}
-        values = {field: getattr(policy, field) for field in policy.__dataclass_fields__}
-        assert stated == {
-            field: str(value).lower() if isinstance(value, bool) else str(value)
-            for field, value in values.items()
-        }
+@pytest.mark.parametrize("variant", list(schedules.POLICIES))
+def test_policy_table_is_the_policies(variant):
+    (lines,) = (lines for lines in POLICY_TABLES if f"`{variant}`" in lines[0])
+    policy = schedules.POLICIES[variant]
+    values = {field: getattr(policy, field) for field in policy.__dataclass_fields__}
+    assert {code(line["field"])[0]: line[f"`{variant}`"] for line in lines} == {
+        field: str(value).lower() if isinstance(value, bool) else str(value)
+        for field, value in values.items()
+    }
+    assert all(line["meaning"] for line in lines)
+
+
+def test_no_policy_table_has_another_column():
+    columns = {column for lines in POLICY_TABLES for column in lines[0]}
+    assert columns == {"field", "meaning", *(f"`{variant}`" for variant in schedules.POLICIES)}

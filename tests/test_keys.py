@@ -33,6 +33,23 @@ def bin_table(bits):
     return table
 
 
+@njit("int64[::1](uint32[::1])")
+def coarse_bins(bits):
+    bins = np.empty(bits.size, np.int64)
+    for i in range(bits.size):
+        bins[i] = keys.coarse_bin(keys.canonical_bits(bits[i]))
+    return bins
+
+
+@njit("int64[:, ::1](uint32[::1])")
+def digit_table(bits):
+    table = np.empty((4, bits.size), np.int64)
+    for place in range(4):
+        for i in range(bits.size):
+            table[place, i] = keys.key_digit(keys.order_key(bits[i]), 24 - 8 * place)
+    return table
+
+
 def bits_of(*values):
     return np.array(values, np.float32).view(np.uint32)
 
@@ -193,6 +210,103 @@ def test_extend_prefix_puts_each_bin_in_its_place():
     assert second == key & 0xFFFFFC00
 
 
+def every_half():
+    """Bits of the float32 of every float16 but NaN, in rising order, -0.0 before +0.0."""
+    halves = np.arange(1 << 16, dtype=np.uint16)
+    halves = halves[halves & 0x7FFF <= 0x7C00]
+    order = np.where(halves >> 15, ~halves, halves | np.uint16(0x8000))
+    return halves[np.argsort(order)].view(np.float16).astype(np.float32).view(np.uint32)
+
+
+def test_coarse_bins_rise_over_every_half_value():
+    bits = every_half()
+    bins = coarse_bins(bits)
+
+    assert len(bits) == 2 * 0x7C01
+    assert (np.diff(bits.view(np.float32)) >= 0).all()
+    assert (np.diff(bins) >= 0).all()
+    # -inf and +inf begin and end a bin; each between holds 256 neighbouring float16.
+    populations = np.bincount(bins, minlength=256)
+    assert populations[:3].sum() == populations[253:].sum() == 0
+    assert (populations[3], populations[252]) == (1, 1)
+    assert (populations[4:252] == 256).all()
+
+
+def test_coarse_bins_are_the_upper_half_of_numpys_float16_key():
+    bits = np.concatenate([random_bits(), half_boundaries()])
+    nan = np.isnan(bits.view(np.float32))
+    half = numpy_half_bits(bits)
+    key = np.where(half & 0x8000, ~half & 0xFFFF, half | 0x8000)
+
+    bins = coarse_bins(bits)
+
+    np.testing.assert_array_equal(bins[~nan], key[~nan] >> 8)
+    assert (bins[nan] == 255).all()
+    assert nan.sum() > 500
+
+
+def test_coarse_bins_rise_with_the_value():
+    bits = random_bits()
+    bits = bits[~np.isnan(bits.view(np.float32))]
+    bins = coarse_bins(bits[np.argsort(bits.view(np.float32), kind="stable")])
+
+    assert (np.diff(bins) >= 0).all()
+    assert (bins[0], bins[-1]) == (3, 252)
+
+
+@pytest.mark.parametrize(
+    ("value", "coarse", "digits"),
+    [
+        pytest.param(np.inf, 252, (0xFF, 0x80, 0, 0), id="inf"),
+        pytest.param(65520, 252, (0xC7, 0x7F, 0xF0, 0), id="65520-shares-bin-of-inf"),
+        pytest.param(65519, 251, (0xC7, 0x7F, 0xEF, 0), id="65519-is-finite-in-float16"),
+        pytest.param(1.0, 188, (0xBF, 0x80, 0, 0), id="one"),
+        pytest.param(2.0**-24, 128, (0xB3, 0x80, 0, 0), id="least-float16-subnormal"),
+        pytest.param(LEAST_SUBNORMAL, 128, (0x80, 0, 0, 1), id="least-subnormal"),
+        pytest.param(0.0, 128, (0x80, 0, 0, 0), id="zero"),
+        pytest.param(-0.0, 127, (0x7F, 0xFF, 0xFF, 0xFF), id="negative-zero"),
+        pytest.param(-1.0, 67, (0x40, 0x7F, 0xFF, 0xFF), id="minus-one"),
+        pytest.param(-65519, 4, (0x38, 0x80, 0x10, 0xFF), id="minus-65519"),
+        pytest.param(-65520, 3, (0x38, 0x80, 0x0F, 0xFF), id="minus-65520-shares-bin-of-neg-inf"),
+        pytest.param(-FLT_MAX, 3, (0, 0x80, 0, 0), id="finfo-min"),
+        pytest.param(-np.inf, 3, (0, 0x7F, 0xFF, 0xFF), id="neg-inf"),
+    ],
+)
+def test_landmarks_of_the_sglang_bins(value, coarse, digits):
+    assert coarse_bins(bits_of(value)).tolist() == [coarse]
+    assert tuple(digit_table(bits_of(value))[:, 0]) == digits
+
+
+@pytest.mark.parametrize("edge", [0.25, 1.0, 1.25, 1.5, 1.75, 2.0, 1024.0])
+def test_a_coarse_bin_begins_half_a_float16_step_early(edge):
+    # A quarter of an octave; what rounds up to its first float16 is in it, the tie odd below.
+    step = np.float32(edge) - np.nextafter(np.float16(edge), np.float16(0)).astype(np.float32)
+    first = np.float32(edge) - step / 2
+    below = np.nextafter(first, np.float32(0))
+
+    low, high = coarse_bins(bits_of(below, first)).tolist()
+
+    assert high == low + 1 == coarse_bins(bits_of(edge))[0]
+    assert coarse_bins(bits_of(-below, -first)).tolist() == [255 - low, 255 - high]
+
+
+def test_nan_of_any_sign_and_payload_is_in_the_last_bins():
+    nans = np.array([0x7F800001, 0x7FC00000, 0x7FFFFFFF, 0xFF800001, 0xFFFFFFFF], np.uint32)
+
+    assert coarse_bins(nans).tolist() == [255] * 5
+    assert (digit_table(nans) == 255).all()
+
+
+def test_digits_make_up_the_order_key():
+    bits = np.concatenate([random_bits(), half_boundaries()])
+    digits = digit_table(bits)
+
+    assert digits.min() >= 0
+    assert digits.max() < keys.NUM_DIGIT_BINS
+    whole = digits[0] << 24 | digits[1] << 16 | digits[2] << 8 | digits[3]
+    np.testing.assert_array_equal(whole, key_table(bits)[1])
+
+
 def test_unsigned_arithmetic_stays_32_bits_wide():
     extremes = np.array([0, 1, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF], np.uint32)
 
@@ -200,6 +314,8 @@ def test_unsigned_arithmetic_stays_32_bits_wide():
     for function in (keys.half_bits, keys.order_key, keys.canonical_key, keys.complement_key):
         assert [str(one) for one in function.nopython_signatures] == ["(uint32,) -> uint32"]
     assert [str(one) for one in keys.step_bin.nopython_signatures] == ["(int64, uint32) -> int64"]
+    assert [str(one) for one in keys.coarse_bin.nopython_signatures] == ["(uint32,) -> int64"]
+    assert [str(one) for one in keys.key_digit.nopython_signatures] == ["(uint32, int64) -> int64"]
 
 
 def test_import_compiles_nothing():

@@ -1,18 +1,51 @@
 import ctypes
+import re
+from pathlib import Path
 
 import pytest
 
-from topk_lab.plans import Buffer, Shape, TopKParams, plan
+from topk_lab.plans import Buffer, Paging, Shape, TopKParams, plan, workspace_bytes
+
+PARAMS_HEADER = Path(__file__).parents[1] / "kernels" / "include" / "topk_lab" / "params.hpp"
+SGLANG = ("sglang_block512", "sglang_block1024")
 
 
 def shape(num_rows=24, num_cols=262_145, k=512, **changes):
     return Shape(num_rows, num_cols, k, changes.pop("row_stride", num_cols), k, **changes)
 
 
+def paged_shape(num_rows=24, num_cols=20_000, k=512, slots_only=False, **changes):
+    """A call for slots of pages of 64, its table and outputs all of different row strides."""
+    indices_stride = None if slots_only else k + 8
+    paging = Paging(table_stride=400, slots_stride=k + 32, bits=6, next_n=6)
+    return Shape(num_rows, num_cols, k, num_cols, indices_stride, paging=paging, **changes)
+
+
+def bound(launch, *names):
+    """A launch's parameters, each of the named buffers at an address of its own."""
+    addresses = {name: 1000 * (number + 1) for number, name in enumerate(names)}
+    return TopKParams.from_buffer_copy(launch.params(addresses))
+
+
 def test_params_have_the_layout_that_the_kernels_assert():
-    assert ctypes.sizeof(TopKParams) == 112
-    assert (TopKParams.trace.offset, TopKParams.row_stride.offset) == (56, 64)
-    assert (TopKParams.num_rows.offset, TopKParams.max_splits.offset) == (88, 104)
+    assert ctypes.sizeof(TopKParams) == 152
+    assert (TopKParams.trace.offset, TopKParams.row_stride.offset) == (56, 80)
+    assert (TopKParams.num_rows.offset, TopKParams.max_splits.offset) == (120, 136)
+    assert TopKParams.order.offset == 148
+
+
+def test_params_are_the_headers_field_by_field():
+    header = PARAMS_HEADER.read_text()
+    struct = re.search(r"struct TopKParams \{(.*?)\n\};", header, re.DOTALL)[1]
+    declared = re.findall(r"^ *(?:const )?([\w ]+?)(\*?) (\w+);", struct, re.MULTILINE)
+    types = {"int64_t": ctypes.c_int64, "int32_t": ctypes.c_int32, "Order": ctypes.c_int32}
+    assert [(name, ctypes.c_uint64 if star else types[word]) for word, star, name in declared] == [
+        *TopKParams._fields_
+    ]
+    stated = re.findall(r"offsetof\(TopKParams, (\w+)\) == (\d+)", header)
+    assert len(stated) == 5
+    for name, offset in stated:
+        assert getattr(TopKParams, name).offset == int(offset)
 
 
 def test_split_rows_are_selected_then_merged():
@@ -80,6 +113,161 @@ def test_ablations_and_traces_are_kernels_of_their_own():
 
 def test_no_rows_means_no_launch():
     assert plan("vllm_k512", shape(num_rows=0)).launches == ()
+    for variant in (*SGLANG, "vllm_k512", "vllm_generic"):
+        assert plan(variant, paged_shape(num_rows=0)).launches == ()
+
+
+@pytest.mark.parametrize(
+    ("variant", "kernel", "block", "stash_kib"),
+    [
+        ("sglang_block512", "sglang_block512_select", 512, 40),
+        ("sglang_block1024", "sglang_block1024_select", 1024, 40),
+        ("sglang_block512[stash_kib=48]", "sglang_block512_stash48_select", 512, 48),
+        ("sglang_block1024[stash_kib=48]", "sglang_block1024_stash48_select", 1024, 48),
+        ("sglang_block1024[block_size=256]", "sglang_block1024_block256_select", 256, 40),
+        ("sglang_block1024[block_size=768]", "sglang_block1024_block768_select", 768, 40),
+    ],
+)
+@pytest.mark.parametrize("num_cols", [1, 262_145, 2**31 - 1])
+def test_a_block_a_row_selects_in_one_launch(variant, kernel, block, stash_kib, num_cols):
+    planned = plan(variant, shape(num_rows=500, num_cols=num_cols, k=1024))
+    (launch,) = planned.launches
+    assert (launch.kernel, launch.grid, launch.block) == (kernel, (500, 1), block)
+    assert launch.dynamic_lds == stash_kib * 1024
+    assert (planned.workspace_bytes, planned.max_splits) == (0, 1)
+    assert planned.trace_shape == (500, 1, 5)
+    params = bound(launch, "logits", "row_ends", "indices")
+    assert (params.num_rows, params.num_cols, params.k, params.max_splits) == (
+        500, num_cols, 1024, 1,
+    )  # fmt: skip
+    assert (params.logits, params.row_ends, params.indices) == (1000, 2000, 3000)
+    assert params.values == params.slots == params.page_table == params.trace == 0
+    assert params.row_starts == params.split_indices == params.split_logits == 0
+
+
+def test_a_stash_is_the_same_with_values_and_with_a_trace():
+    plain = plan("sglang_block1024", shape(k=1024))
+    full = plan("sglang_block1024", shape(k=1024, values_stride=1024), traced=True)
+    (launch,) = full.launches
+    assert launch.kernel == "sglang_block1024_select_traced"
+    assert launch.dynamic_lds == plain.launches[0].dynamic_lds == 40 * 1024
+    assert dict(launch.pointers) == {
+        name: Buffer(name) for name in ("logits", "row_ends", "indices", "values", "trace")
+    }
+
+
+@pytest.mark.parametrize("variant", SGLANG)
+def test_the_order_is_an_argument_of_the_kernel(variant):
+    for number, order in enumerate(("any", "index")):
+        (launch,) = plan(variant, shape(order=order)).launches
+        assert bound(launch, "logits", "row_ends", "indices").order == number
+
+
+def test_drop_is_planned_for_study_alone():
+    for variant, kernel in (
+        ("sglang_block512[overflow=drop]", "sglang_block512_drop_select"),
+        ("sglang_block1024[stash_kib=48,overflow=drop]", "sglang_block1024_drop_stash48_select"),
+    ):
+        with pytest.raises(ValueError, match=r"is not exact \(overflow=drop loses candidates"):
+            plan(variant, shape())
+        assert [launch.kernel for launch in plan(variant, shape(), study=True).launches] == [kernel]
+
+
+# ---- page tables ---------------------------------------------------------------------------------
+
+
+def assert_paged(params):
+    assert (params.page_table_stride, params.slots_stride) == (400, 512 + 32)
+    assert (params.page_bits, params.table_next_n) == (6, 6)
+
+
+@pytest.mark.parametrize("variant", SGLANG)
+def test_sglang_writes_slots_itself(variant):
+    (launch,) = plan(variant, paged_shape()).launches
+    assert launch.kernel == f"{variant}_select"
+    assert launch.dynamic_lds == 40 * 1024
+    params = bound(launch, "logits", "row_ends", "indices", "page_table", "slots")
+    assert_paged(params)
+    assert (params.indices, params.page_table, params.slots) == (3000, 4000, 5000)
+    assert params.indices_stride == 512 + 8
+
+
+@pytest.mark.parametrize("variant", SGLANG)
+def test_sglang_writes_slots_alone_where_no_indices_are_wanted(variant):
+    (launch,) = plan(variant, paged_shape(slots_only=True)).launches
+    assert [name for name, _ in launch.pointers] == ["logits", "row_ends", "page_table", "slots"]
+    params = bound(launch, "logits", "row_ends", "page_table", "slots")
+    assert_paged(params)
+    assert (params.indices, params.page_table, params.slots) == (0, 3000, 4000)
+
+
+@pytest.mark.parametrize(
+    ("variant", "changes", "kernels"),
+    [
+        pytest.param(
+            "vllm_k512",
+            {},
+            ["vllm_k512_select", "vllm_k512_merge", "page_transform"],
+            id="split-rows-are-merged-first",
+        ),
+        pytest.param(
+            "vllm_k512", {"num_rows": 48}, ["vllm_k512_select", "page_transform"], id="whole-rows"
+        ),
+        pytest.param(
+            "vllm_generic",
+            {"num_cols": 12_287},
+            ["vllm_generic_rank_count_select", "page_transform"],
+            id="narrow-generic",
+        ),
+        pytest.param(
+            "vllm_generic",
+            {"num_cols": 200_000},
+            ["vllm_generic_select", "vllm_generic_merge", "page_transform"],
+            id="wide-generic",
+        ),
+    ],
+)
+@pytest.mark.parametrize("slots_only", [False, True])
+def test_vllm_transforms_what_it_selected(variant, changes, kernels, slots_only):
+    wanted = paged_shape(slots_only=slots_only, **changes)
+    planned = plan(variant, wanted)
+    assert [launch.kernel for launch in planned.launches] == kernels
+    # Slots alone: the transform works in place.
+    indices = Buffer("slots" if slots_only else "indices")
+    for launch in planned.launches:
+        assert dict(launch.pointers)["indices"] == indices
+        params = TopKParams.from_buffer_copy(launch.scalars)
+        assert_paged(params)
+        assert params.indices_stride == (512 + 32 if slots_only else 512 + 8)
+    for launch in planned.launches[:-1]:
+        assert not {"page_table", "slots"} & set(dict(launch.pointers))
+    transform = planned.launches[-1]
+    assert (transform.grid, transform.block) == ((wanted.num_rows, 1), 256)
+    assert transform.dynamic_lds == 0
+    assert dict(transform.pointers) == {
+        "indices": indices,
+        "page_table": Buffer("page_table"),
+        "slots": Buffer("slots"),
+    }
+    assert planned.workspace_bytes == workspace_bytes(
+        variant, wanted.num_rows, wanted.num_cols, 512
+    )
+
+
+def test_a_traced_plan_has_no_traced_transform():
+    planned = plan("vllm_k512", paged_shape(num_rows=48), traced=True)
+    assert [launch.kernel for launch in planned.launches] == [
+        "vllm_k512_select_traced",
+        "page_transform",
+    ]
+
+
+def test_calls_without_a_page_table_have_one_row_a_table():
+    for variant in (*SGLANG, "vllm_k512"):
+        for launch in plan(variant, shape()).launches:
+            params = TopKParams.from_buffer_copy(launch.scalars)
+            assert (params.page_table_stride, params.slots_stride, params.page_bits) == (0, 0, 0)
+            assert params.table_next_n == 1
 
 
 def test_equal_shapes_share_one_plan():
@@ -96,6 +284,26 @@ def test_equal_shapes_share_one_plan():
         ("vllm_k512[final_pad=neg_flt_max]", {}, "is not exact .* for study only"),
         ("vllm_k512[fits_rule=false]", {}, "is not exact .*ties with real -inf logits"),
         ("vllm_k512[final_order=rank_count]", {}, "is not compiled"),
+        (
+            "sglang_block1024",
+            {"k": 1025},
+            r"^k must be in \[1, 1024\] for sglang_block1024, got 1025$",
+        ),
+        ("sglang_block512", {"k": 0}, r"^k must be in \[1, 1024\] for sglang_block512, got 0$"),
+        ("sglang_block512", {"num_rows": 2**22}, "num_rows must be at most 4194303, got 4194304"),
+        (
+            "sglang_block1024[stash_kib=128]",
+            {},
+            r"^variant sglang_block1024\[stash_kib=128\] is not compiled; it runs on target numba "
+            "only$",
+        ),
+        ("sglang_block512[block_size=256]", {}, "is not compiled; it runs on target numba only"),
+        ("sglang_block512[overflow=drop]", {}, "is not exact .* for study only"),
+        (
+            "sglang_block1024[stash_kib=128,overflow=drop]",
+            {},
+            "is not exact .*loses candidates beyond 16384",
+        ),
     ],
 )
 def test_what_a_variant_does_not_take_is_refused(variant, changes, message):

@@ -116,17 +116,103 @@ def test_variant_text_round_trips_with_its_changes():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("vllm_k513", "variant must be one of vllm_generic, vllm_k512, got 'vllm_k513'"),
+        (
+            "vllm_k513",
+            "^variant must be one of vllm_generic, vllm_k512, sglang_block512, sglang_block1024, "
+            "got 'vllm_k513'$",
+        ),
         ("vllm_k512[fits_rule=0]", "policy field fits_rule must be true or false, got '0'"),
         ("vllm_k512[capacity=1]", "policy field must be one of .*, got 'capacity=1'"),
         ("vllm_k512[final_pad=zero]", "policy field final_pad must be one of after_all, "),
         ("vllm_k512[final_capacity=-1]", "must be a whole number up to 1048576, got '-1'"),
         ("vllm_k512[fits_rule=true", r"variant must read name\[field=value,...\]"),
+        (
+            "sglang_block512[stash_kib=64]",
+            "^policy field stash_kib must be one of 40, 48, 128, got 64$",
+        ),
+        ("sglang_block512[stash_kib=0]", "stash_kib must be one of 40, 48, 128, got 0"),
+        (
+            "sglang_block512[stash_kib=40.0]",
+            "stash_kib must be a whole number up to 1048576, got '40.0'",
+        ),
+        ("sglang_block512[stash_kib=]", "stash_kib must be a whole number up to 1048576, got ''"),
+        (
+            "sglang_block1024[overflow=lose]",
+            "^policy field overflow must be one of rescan, drop, got 'lose'$",
+        ),
+        (
+            "sglang_block1024[fits_rule=true]",
+            "^policy field must be one of block_size, stash_kib, max_k, overflow, "
+            "got 'fits_rule=true'$",
+        ),
+        ("vllm_k512[overflow=drop]", "policy field must be one of .*, got 'overflow=drop'"),
+        ("sglang_block512[overflow]", "policy field must be one of .*, got 'overflow'"),
     ],
 )
 def test_bad_variant_text_is_refused_by_name(text, message):
     with pytest.raises(ValueError, match=message):
         parse_variant(text)
+
+
+@pytest.mark.parametrize("name", ["sglang_block512", "sglang_block1024"])
+def test_sglang_takes_any_shape_and_k_up_to_1024(name):
+    for shape in ((0, 0, 1), (10**6, 2**31 - 1, 1024), (1, 1, 1024)):
+        assert gate_refusal(name, *shape) is None
+    for k in (0, -1, 1025, 2048):
+        assert gate_refusal(name, 1, 8, k) == f"k must be in [1, 1024] for {name}, got {k}"
+
+
+@pytest.mark.parametrize("name", ["sglang_block512", "sglang_block1024"])
+def test_sglang_never_splits_a_row(name):
+    for num_rows, num_cols in ((1, 2**31 - 1), (32, 16 * KIBI + 1), (10**6, 1)):
+        assert max_splits(name, num_rows, num_cols) == 1
+        assert active_splits(name, num_rows, num_cols, 1) == 1
+
+
+@pytest.mark.parametrize(("stash_kib", "capacity"), [(40, 5120), (48, 6144), (128, 16_384)])
+def test_a_stash_holds_two_lists_of_4_byte_positions(stash_kib, capacity):
+    policy = parse_variant(f"sglang_block512[stash_kib={stash_kib}]").policy
+    assert policy.stash_capacity == capacity == stash_kib * KIBI // (2 * 4)
+
+
+def test_the_sglang_mirrors_differ_in_their_threads_alone():
+    small, large = POLICIES["sglang_block512"], POLICIES["sglang_block1024"]
+    assert (small.block_size, large.block_size) == (512, 1024)
+    assert dataclasses.replace(small, block_size=1024) == large
+    assert (small.stash_kib, small.max_k, small.overflow) == (40, 1024, "rescan")
+
+
+def test_a_drop_is_unsound_and_refused_outside_of_studies():
+    variant = parse_variant("sglang_block1024[stash_kib=48,overflow=drop]")
+    because = "overflow=drop loses candidates beyond 6144 in the threshold bin"
+    assert variant.policy.unsound_because == because
+    assert not variant.policy.sound
+    variant.refuse_unsound(study=True)
+    with pytest.raises(ValueError, match=f"is not exact .{because}.; it is for study only"):
+        variant.refuse_unsound(study=False)
+    for kib in schedules.STASH_KIB:
+        parse_variant(f"sglang_block1024[stash_kib={kib}]").refuse_unsound(study=False)
+
+
+def test_sglang_text_round_trips_with_its_changes():
+    for text, ablation in (
+        ("sglang_block512", ""),
+        ("sglang_block512[stash_kib=48]", "stash48"),
+        ("sglang_block1024[block_size=768]", "block768"),
+        ("sglang_block1024[stash_kib=48,overflow=drop]", "drop_stash48"),
+        ("sglang_block512[stash_kib=128]", None),
+    ):
+        variant = parse_variant(text)
+        assert str(variant) == text
+        assert variant.ablation == ablation
+        assert parse_variant(str(variant)) == variant
+    assert str(parse_variant("sglang_block512[overflow=rescan,stash_kib=40]")) == "sglang_block512"
+    reordered = parse_variant("sglang_block512[overflow=drop,stash_kib=48]")
+    assert str(reordered) == "sglang_block512[stash_kib=48,overflow=drop]"
+    # The name says where a policy comes from: changed fields do not make it another variant.
+    as_large = parse_variant("sglang_block512[block_size=1024]")
+    assert as_large.policy == POLICIES["sglang_block1024"]
+    assert as_large != parse_variant("sglang_block1024")
 
 
 def test_every_ablation_differs_from_its_variant():

@@ -1,12 +1,18 @@
 """The sources' own lists and every workload, on the twins and on the compiled AMD code."""
 
+import dataclasses
+
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
-from topk_lab import registry, results, targets, verify, workloads
+from topk_lab import cli, registry, results, targets, verify, workloads
 from topk_lab.contract import assert_exact
+from topk_lab.verify import lists, paging, sglang
 
 LISTS = ("masked_replay", "mixed_replay", "one_d_lengths", "neg_inf_rule")
+SGLANG = ("sglang_block512", "sglang_block1024")
+LINEAGES = ("vllm_k512", "vllm_generic", *SGLANG)
 
 
 def found(check):
@@ -33,19 +39,25 @@ def test_boundary_cases_are_cut_as_published(vllm_target):
     assert seen["native-fallback"][0] == "vllm_generic"
 
 
-@pytest.mark.parametrize("variant", ["vllm_k512", "vllm_generic"])
+@pytest.mark.parametrize("variant", LINEAGES)
 def test_every_workload_is_exact(vllm_target, variant):
     for check in verify.checks("workloads", variant, vllm_target):
         found(check)
 
 
-@pytest.mark.parametrize("variant", ["vllm_k512", "vllm_generic"])
+@pytest.mark.parametrize("variant", LINEAGES)
 def test_kernel_and_twin_agree_pass_by_pass(amd_target, variant):
     reached = [
         found(check).counters["steps"]
         for check in verify.checks("pass_by_pass", variant, amd_target)
     ]
-    assert len(reached) == len(verify.TRACED_WORKLOADS)
+    if variant in SGLANG:
+        assert len(reached) == len(lists.STASH_WORKLOADS) == 8
+        # Of seven rows five are longer than k, and none takes more than five passes.
+        assert min(reached) >= 5
+        assert max(reached) == 25
+        return
+    assert len(reached) == len(lists.TRACED_WORKLOADS)
     assert min(reached) >= 2
     # Normal rows end after a step or two, equal leading bits take all four.
     assert max(reached) >= 2 * min(reached)
@@ -60,7 +72,7 @@ def test_legacy_pads_take_212_slots_from_real_logits(vllm_target):
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-@pytest.mark.parametrize("variant", ["vllm_k512", "vllm_generic"])
+@pytest.mark.parametrize("variant", LINEAGES)
 def test_answers_hold_whatever_the_order_of_waves(amd_target, variant, seed):
     names = ("normal", "masked_random", "same_leading_bits", "pivot_bins-1024", "few_values")
     for check in verify.checks("workloads", variant, amd_target, seed):
@@ -83,7 +95,7 @@ def test_a_reference_row_is_checked_too():
 
 @pytest.mark.parametrize("target", ["numba", "gfx950"])
 def test_wrong_splits_are_noticed(monkeypatch, target):
-    monkeypatch.setattr(verify, "_splits_observed", lambda outcome: [7] * len(outcome.splits))
+    monkeypatch.setattr(verify.lists, "splits_observed", lambda outcome: [7] * len(outcome.splits))
     check = verify.checks("one-d-lengths", "vllm_k512", target)[0]
     finding = verify.run(check)
     assert finding.status == "wrong"
@@ -134,10 +146,292 @@ def test_findings_become_records(tmp_path):
     assert results.validate(tmp_path) == 2
 
 
+# ---- the SGLang lineage --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("variant", SGLANG)
+def test_the_sources_unit_test_passes(vllm_target, variant):
+    waves = {"sglang_block512": 8, "sglang_block1024": 16}[variant]
+    due = [
+        f"{batch}x{length}-{table}"
+        for batch in (1, 48)
+        for length in (2048, 8192, 32_768)
+        for table in ("identity", "shuffled")
+    ]
+    ids = []
+    for check in verify.checks("sglang", variant, vllm_target):
+        finding = found(check)
+        ids.append(check.id)
+        assert (check.num_rows, check.k) == (int(check.id.split("x")[0]), 1024)
+        if vllm_target != "numba":
+            assert finding.counters["waves_per_block"] == waves
+    assert ids == due
+
+
+def test_experiments_ask_nothing_of_variants_that_take_no_k_of_1024():
+    assert verify.checks("sglang", "vllm_k512", "numba") == []
+    assert len(verify.checks("sglang", "vllm_generic", "numba")) == 12
+    assert verify.checks("exactness_under_overflow", "vllm_k512", "numba") == []
+    assert verify.checks("exactness_under_overflow", "sglang_block512[stash_kib=48]", "numba") == []
+    for variant, target in (("sglang_block512", "gfx950"), ("sglang_block1024", "numba")):
+        assert verify.checks("sglang_index_sets", variant, target) == []
+
+
+@pytest.fixture
+def few_rows(monkeypatch):
+    """The comparison of index sets, on few rows."""
+    monkeypatch.setattr(sglang, "SET_BATCHES", (3,))
+    monkeypatch.setattr(sglang, "SET_LENGTHS", (2048, 6000))
+    monkeypatch.setattr(sglang, "SET_SEEDS", (0,))
+    (check,) = verify.checks("sglang_index_sets", "sglang_block1024", "gfx950")
+    return check
+
+
+def test_both_block_sizes_keep_the_same_set(amd_target, few_rows):
+    (check,) = verify.checks("sglang_index_sets", "sglang_block1024", amd_target)
+    counters = found(check).counters
+    assert (counters["rows"], counters["equal_value_rows"]) == (6, 6)
+    assert counters["rows"] - counters["identical_rows"] <= counters["tied_rows"]
+
+
+def tampered(monkeypatch, change):
+    """Let `change` at every outcome of the variants under test; the twin's trace stays honest."""
+    honest = targets.run
+
+    def run(target, variant, logits, k, **options):
+        return change(honest(target, variant, logits, k, **options), variant, options)
+
+    monkeypatch.setattr(targets, "run", run)
+
+
+def test_an_index_set_that_differs_is_noticed(monkeypatch, few_rows):
+    def one_block_size_takes_another(outcome, variant, options):
+        if variant == "sglang_block512":
+            row = outcome.indices[1]
+            row[0] = next(index for index in range(2048) if index not in row)
+            row.sort()
+        return outcome
+
+    tampered(monkeypatch, one_block_size_takes_another)
+    finding = verify.run(few_rows)
+    assert finding.status == "wrong"
+    assert finding.reason.startswith("sglang_block512: 1 violations; row 1: wrong_values")
+
+
+def test_an_index_set_that_differs_without_a_tie_is_noticed(monkeypatch, few_rows):
+    # Both are exact, each for itself: only the comparison can tell.
+    monkeypatch.setattr(sglang, "violations", lambda *arguments, **promises: None)
+
+    def one_is_shifted(outcome, variant, options):
+        if variant == "sglang_block512":
+            outcome.indices[1] = np.arange(1024)
+        return outcome
+
+    tampered(monkeypatch, one_is_shifted)
+    finding = verify.run(few_rows)
+    assert (finding.status, finding.reason) == ("wrong", "2 rows kept other values")
+    assert finding.counters["identical_rows"] == finding.counters["equal_value_rows"] == 4
+
+    monkeypatch.setattr(sglang, "chosen_keys", lambda logits, starts, indices: indices * 0)
+    finding = verify.run(few_rows)
+    assert (finding.status, finding.reason) == ("wrong", "2 sets differ, only 0 cutoffs are tied")
+
+
+@pytest.mark.parametrize("variant", SGLANG)
+def test_every_distribution_is_exact_or_wrong_as_due(vllm_target, variant):
+    dues = {}
+    for check in verify.checks("exactness_under_overflow", variant, vllm_target):
+        finding = verify.run(check)
+        assert check.holds(finding), verify.line(check, finding)
+        dues[check.id] = check.due
+        recall = finding.counters["recall"]
+        assert (finding.status == "ok") == (min(recall) == 1.0)
+        if check.due == "wrong":
+            assert 0.2 < finding.counters["mean_recall"] < 0.9
+            assert min(finding.counters["bin_population"]) > finding.counters["capacity"]
+    assert {name: due for name, due in dues.items() if "rescan" in name} == {
+        f"{name}-{num_cols}-rescan-5120": "ok" for name, _, num_cols in sglang.DISTRIBUTIONS
+    }
+    # Bins of about the size of the largest stash, which is the twin's alone.
+    by_chance = {"uniform-131072-drop-16384", "tiny-32768-drop-16384"}
+    assert {name for name, due in dues.items() if due == "either"} == (
+        by_chance if vllm_target == "numba" else set()
+    )
+    assert sum(due == "wrong" for due in dues.values()) == 6 + (vllm_target == "numba")
+
+
+@pytest.mark.parametrize("target", ["numba", "gfx950"])
+def test_a_drop_that_is_exact_where_it_must_be_wrong_fails(monkeypatch, target):
+    check = next(
+        check
+        for check in verify.checks("exactness_under_overflow", "sglang_block1024", target)
+        if check.id == "near_one-32768-drop-5120"
+    )
+    assert check.due == "wrong"
+    assert check.holds(verify.run(check))
+    honest = targets.run
+
+    def never_drops(target, variant, *arguments, **options):
+        return honest(target, variant.split("[")[0], *arguments, **options)
+
+    monkeypatch.setattr(targets, "run", never_drops)
+    finding = verify.run(check)
+    assert (finding.status, finding.counters["mean_recall"]) == ("ok", 1.0)
+    assert not check.holds(finding)
+    assert "as due" not in verify.line(check, finding)
+
+
+def test_the_command_fails_where_a_drop_is_exact(monkeypatch):
+    monkeypatch.setattr(sglang, "DISTRIBUTIONS", (("near_one", {}, 32_768),))
+    ask = ["verify", "--cases", "exactness_under_overflow", "--variant", "sglang_block1024"]
+    done = CliRunner().invoke(cli.main, ask)
+    assert (done.exit_code, done.output.count("wrong (as due)")) == (0, 3)
+    assert "4 of 4 checks as due" in done.output
+    honest = targets.run
+
+    def never_drops(target, variant, *arguments, **options):
+        return honest(target, variant.split("[")[0], *arguments, **options)
+
+    monkeypatch.setattr(targets, "run", never_drops)
+    done = CliRunner().invoke(cli.main, ask)
+    assert done.exit_code == 1
+    assert "1 of 4 checks as due" in done.output
+
+
+@pytest.mark.parametrize(
+    ("due", "holding"),
+    [("ok", {"ok"}), ("wrong", {"wrong"}), ("either", {"ok", "wrong"})],
+)
+def test_a_check_holds_where_it_finds_what_is_due(due, holding):
+    check = verify.checks("neg_inf_rule", "vllm_k512", "numba")[0]
+    check = dataclasses.replace(check, due=due)
+    for status in ("ok", "wrong", "error"):
+        finding = verify.Finding(status, None if status == "ok" else "why")
+        assert check.holds(finding) == (status in holding)
+        assert ("as due" in verify.line(check, finding)) == (
+            status == "wrong" and "wrong" in holding
+        )
+
+
+# ---- page tables ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("variant", LINEAGES)
+def test_every_form_of_page_table_gives_the_right_slots(vllm_target, variant):
+    ids = []
+    for check in verify.checks("page_tables", variant, vllm_target):
+        found(check)
+        ids.append(check.id)
+    rising = [label for label, *_, order in paging.FORMS if order == "index"]
+    assert len(rising) == 2
+    assert ids == [label for label, *_ in paging.FORMS if variant in SGLANG or label not in rising]
+
+
+def test_the_references_slots_are_checked_too():
+    for variant, target in (("reference", "numba"), ("torch", "torch")):
+        for check in verify.checks("page_tables", variant, target):
+            found(check)
+
+
+def page_check(label, variant, target):
+    return next(
+        check for check in verify.checks("page_tables", variant, target) if check.id == label
+    )
+
+
+@pytest.mark.parametrize("target", ["numba", "gfx950"])
+@pytest.mark.parametrize("variant", ["sglang_block1024", "vllm_k512"])
+def test_wrong_slots_are_noticed(monkeypatch, variant, target):
+    def one_off(outcome, variant, options):
+        outcome.slots[2, 7] += 1
+        return outcome
+
+    honest = targets.run
+    reasons = []
+    for label in ("pages-of-64", "shared-by-a-sequence", "pages-of-1", "absent-and-far-pages"):
+        check = page_check(label, variant, target)
+        tampered(monkeypatch, one_off)
+        finding = verify.run(check)
+        assert finding.status == "wrong"
+        reasons.append(finding.reason)
+        monkeypatch.setattr(targets, "run", honest)
+    assert all(reason.startswith("row 2 has slot") for reason in reasons)
+    assert all(" in place 7, due was" in reason for reason in reasons)
+
+
+@pytest.mark.parametrize("label", ["slots-alone", "rising-slots-alone"])
+def test_wrong_slots_alone_are_noticed(monkeypatch, label):
+    def one_off(outcome, variant, options):
+        if options.get("slots_only"):
+            outcome.slots[3, 100] += 1
+        return outcome
+
+    check = page_check(label, "sglang_block1024", "gfx950")
+    tampered(monkeypatch, one_off)
+    finding = verify.run(check)
+    assert finding.status == "wrong"
+    assert finding.reason.startswith("row 3 has slot")
+
+
+def test_a_slot_that_nobody_wrote_is_noticed(monkeypatch):
+    def unwritten(outcome, variant, options):
+        outcome.slots[0, -1] = -777
+        return outcome
+
+    check = page_check("one-page", "vllm_k512", "gfx950")
+    tampered(monkeypatch, unwritten)
+    assert verify.run(check).reason.startswith("row 0 has slot -777 in place 511, due was")
+
+
+def test_indices_that_nobody_asked_for_are_noticed(monkeypatch):
+    def written_all_the_same(outcome, variant, options):
+        if options.get("slots_only"):
+            outcome.indices[5, 0] = 3
+        return outcome
+
+    check = page_check("slots-alone", "sglang_block512", "gfx950")
+    tampered(monkeypatch, written_all_the_same)
+    assert verify.run(check).reason == "indices were written where slots alone were asked for"
+
+
+def test_slots_of_another_row_are_noticed_by_the_sources_test(monkeypatch):
+    def shifted(outcome, variant, options):
+        outcome.slots[1] = outcome.slots[0]
+        return outcome
+
+    check = next(
+        check
+        for check in verify.checks("sglang", "sglang_block512", "gfx950")
+        if check.id == "48x2048-shuffled"
+    )
+    tampered(monkeypatch, shifted)
+    finding = verify.run(check)
+    assert (finding.status, finding.reason) == ("wrong", "slots are not those of the indices")
+
+
+def test_due_slots_are_those_of_the_contract():
+    indices = np.array([[0, 130, -1], [65, 191, 64]], np.int32)
+    table = np.array([[5, -3, 2**31 // 64 - 1]], np.int32)
+    assert paging.due_slots(indices, table, 64).tolist() == [
+        [320, 2**31 - 62, -1],
+        [-1, 2**31 - 1, -1],
+    ]
+    table[0, 2] += 1
+    assert paging.due_slots(indices, table, 64)[0, 1] == -1
+
+
+def test_shuffled_tables_hold_every_page_once():
+    table = paging.shuffled_tables(3, 50, seed=1)
+    assert sorted(table.reshape(-1).tolist()) == list(range(150))
+    assert (paging.shuffled_tables(3, 50, seed=1) == table).all()
+    assert (paging.shuffled_tables(3, 50, seed=2) != table).any()
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (("bounds", "vllm_k512", "numba"), "cases must be one of"),
+        (("sglang", "sglang_block512[overflow=drop]", "numba"), "for study only"),
         (("boundaries", "torch", "numba"), "target must be one of torch for torch"),
         (("boundaries", "vllm_k512[fits_rule=false]", "numba"), "for study only"),
     ],
@@ -155,9 +449,19 @@ def test_emulated_selection_takes_starts_values_and_strided_rows(amd_target):
         "row_ends": np.array([1030, 900, 3], np.int32),
         "row_starts": np.array([1, 700, 2], np.int32),
     }
-    for variant in ("vllm_k512", "vllm_generic"):
+    for variant in LINEAGES:
         outcome = targets.run(amd_target, variant, logits, 512, values=True, **given)
         assert_exact(logits, outcome.indices, values=outcome.values, **given)
+
+
+@pytest.mark.parametrize("k", [1, 2, 63, 511, 1023, 1024])
+@pytest.mark.parametrize("variant", SGLANG)
+def test_sglang_takes_any_k_up_to_1024(amd_target, variant, k):
+    for name in ("normal", "few_values"):
+        logits = workloads.make(name, 2, 6000)
+        for order in ("any", "index"):
+            outcome = targets.run(amd_target, variant, logits, k, order=order)
+            assert_exact(logits, outcome.indices, order=order)
 
 
 @pytest.mark.parametrize("k", [1, 2, 63, 1024, 2048])
@@ -171,7 +475,7 @@ def test_generic_takes_any_k_up_to_2048(amd_target, k):
 def test_lengths_outside_the_row_are_clamped(vllm_target, ends):
     logits = np.broadcast_to(np.arange(1024, dtype=np.float32), (len(ends), 1024))
     given = {"row_ends": np.array(ends, np.int32)}
-    for variant in ("vllm_k512", "vllm_generic"):
+    for variant in LINEAGES:
         outcome = targets.run(vllm_target, variant, logits, 512, **given)
         assert_exact(logits, outcome.indices, **given)
 
@@ -189,6 +493,7 @@ def test_sound_kernels_raise_no_false_alarm_in_50_seeds(amd_target):
     calls = {
         "vllm_k512": (workloads.make("masked_blocks", 1, 16_385), 8),
         "vllm_generic": (workloads.make("few_values", 2, 1600), 0),
+        "sglang_block1024": (workloads.make("few_values", 2, 5200), 0),
     }
     for variant, (logits, splits) in calls.items():
         for seed in range(50):

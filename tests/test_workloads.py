@@ -42,6 +42,8 @@ def test_the_list():
         "ascending",
         "descending",
         "near_equal",
+        "near_one",
+        "relu_heads",
         "same_leading_bits",
         "constant",
         "few_values",
@@ -70,6 +72,8 @@ def test_defaults_are_what_a_record_needs():
     assert workloads.defaults("masked_random") == {"fraction": 0.875}
     assert workloads.defaults("masked_prefix") == {"finite": 524}
     assert workloads.defaults("pivot_bins") == {"count": 128, "k": 512}
+    assert workloads.defaults("near_one") == {"scale": 1e-3}
+    assert workloads.defaults("relu_heads") == {"heads": 16}
     for name in workloads.names():
         explicit = workloads.make(name, 2, 600, **workloads.defaults(name))
         assert (bits(explicit) == bits(workloads.make(name, 2, 600))).all()
@@ -111,6 +115,8 @@ PINNED = {
     "mostly_negative": 1648411964,
     "tiny": 3171318608,
     "beyond_fp16": 1134943085,
+    "near_one": 1300644800,
+    "relu_heads": 2074745999,
     "same_leading_bits": 1012224239,
     "few_values": 3310879037,
     "relu_zeros": 1437514640,
@@ -235,6 +241,38 @@ def test_near_equal_is_exact():
     assert row.dtype == np.float32
     assert row.tolist() == [1 + i * 2.0**-20 for i in range(4608)]
     assert (np.diff(row_of("near_equal", 1 << 20)) == 2.0**-20).all()
+
+
+def test_near_one_fills_two_coarse_bins():
+    row = row_of("near_one", 32_768)
+    assert row.mean() == pytest.approx(1, abs=1e-4)
+    assert row.std() == pytest.approx(1e-3, rel=0.02)
+    # Bins of a float16's upper 8 bits: below 1.0 one begins, at 1.0 - 2^-12 in float32.
+    coarse = row.astype(np.float16).view(np.uint16) >> 8
+    assert np.unique(coarse).tolist() == [0x3B, 0x3C]
+    above = np.count_nonzero(coarse == 0x3C)
+    assert above == np.count_nonzero(row >= 1 - 2.0**-12)
+    # Where the cutoff's bin is the upper one, three stashes of 5120 would not hold it.
+    assert 19_000 < above < 20_000
+    assert row_of("near_one", 32_768, scale=0.5).std() == pytest.approx(0.5, rel=0.02)
+
+
+@pytest.mark.parametrize("heads", [1, 2, 16, 64])
+def test_relu_heads_are_sums_of_positive_parts(heads):
+    row = row_of("relu_heads", 100_000, heads=heads)
+    assert row.dtype == np.float32
+    assert row.min() >= 0
+    assert not np.signbit(row).any()
+    # Every head is zero in half of the columns, all of them in 2^-heads.
+    zeros = np.count_nonzero(row == 0) / 100_000
+    assert zeros == pytest.approx(2.0**-heads, abs=0.01)
+    # A positive part has mean 1 / sqrt(2 pi), a weight at most 1.
+    assert 0 < row.mean() < heads * 0.4
+    assert row.max() < 6 * heads
+
+
+def test_no_heads_are_zeros():
+    assert bits(row_of("relu_heads", heads=0)).tolist() == [0] * LIVE
 
 
 def test_same_leading_bits():
@@ -404,6 +442,7 @@ def test_pivot_bins(count, twos):
         ("normal", {"seed": -1}, ValueError, "seed must be at least 0, got -1"),
         ("masked_random", {"fraction": 1.5}, ValueError, "fraction must be in [0, 1], got 1.5"),
         ("masked_prefix", {"finite": -1}, ValueError, "finite must be at least 0, got -1"),
+        ("relu_heads", {"heads": -1}, ValueError, "heads must be at least 0, got -1"),
         (
             "normal",
             {"row_ends": np.zeros(3, np.int32)},

@@ -9,7 +9,8 @@ import pytest
 
 from topk_lab import cases, keys, schedules, workloads
 from topk_lab.contract import UNWRITTEN, assert_exact, find_violations, live_bounds
-from topk_lab.reference import exact, trace, vllm
+from topk_lab.reference import exact, trace, trace_record, vllm
+from topk_lab.reference.trace_record import TRACE_STEP
 
 NEG_INF = np.float32(-np.inf)
 BOTH = ("vllm_generic", "vllm_k512")
@@ -194,7 +195,7 @@ def test_masked_row_is_refined_to_the_last_step():
 
     shown = trace(row, 512, variant="vllm_k512")
 
-    fields = ["block", *(name for name in vllm.TRACE_STEP.names if name != "histogram")]
+    fields = ["block", *(name for name in TRACE_STEP.names if name != "histogram")]
     expected = pd.DataFrame(
         [
             ("row", 0, 0x00000000, 2016, 700, 300, 0, 0, False),
@@ -411,7 +412,13 @@ def test_generic_ranks_in_narrow_buffers_and_sorts_in_wide_ones():
             "num_cols must be at most 1048576 for vllm_k512, got 1048577",
         ),
         ("vllm_generic", (1, 8), 2049, r"k must be in \[1, 2048\] for vllm_generic, got 2049"),
-        ("vllm", (1, 8), 1, "variant must be one of vllm_generic, vllm_k512, got 'vllm'"),
+        (
+            "vllm",
+            (1, 8),
+            1,
+            "variant must be one of vllm_generic, vllm_k512, sglang_block512, sglang_block1024, "
+            "got 'vllm'",
+        ),
     ],
 )
 def test_a_call_outside_the_gate_is_refused(variant, shape, k, message):
@@ -427,7 +434,7 @@ def test_trace_takes_one_row():
 
 
 def test_trace_record_is_the_kernels():
-    words = [(name, vllm.TRACE_STEP.fields[name][1]) for name in vllm.TRACE_STEP.names]
+    words = [(name, TRACE_STEP.fields[name][1]) for name in TRACE_STEP.names]
 
     assert words == [
         ("step", 0),
@@ -440,21 +447,26 @@ def test_trace_record_is_the_kernels():
         ("fits", 28),
         ("histogram", 32),
     ]
-    assert vllm.TRACE_STEP.itemsize == 32 + 4 * 2048
+    assert TRACE_STEP.itemsize == 32 + 4 * 2048
 
 
 def test_one_specialisation_and_no_floats():
     vllm.select("vllm_k512", workloads.make("normal", 1, 20_000), 512, trace=True)
 
-    jitted = [
-        function
-        for function in vars(vllm).values()
-        if hasattr(function, "nopython_signatures") and function.__module__ == vllm.__name__
-    ]
-    assert len(jitted) == 9
-    for function in jitted:
-        (signature,) = map(str, function.nopython_signatures)
-        assert "float" not in signature
+    def jitted(module):
+        return [
+            list(map(str, function.nopython_signatures))
+            for function in vars(module).values()
+            if hasattr(function, "nopython_signatures") and function.__module__ == module.__name__
+        ]
+
+    own, shared = jitted(vllm), jitted(trace_record)
+    assert (len(own), len(shared)) == (8, 2)
+    assert [len(signatures) for signatures in own] == [1] * 8
+    # What the records share with the SGLang twin may have been compiled for it too.
+    for signatures in own + shared:
+        assert signatures
+        assert not any("float" in signature for signature in signatures)
 
 
 def test_examples_in_the_docs():

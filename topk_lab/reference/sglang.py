@@ -284,7 +284,7 @@ def select_with_stash(logits, capacity, rescan, positions, steps):
     cutoff = Cutoff(k, threshold.bin, np.uint32(0), np.uint32(0), FIRST_SHIFT, k - threshold.above)
     number = 0
     if traced:
-        record_pass(steps[0], 0, np.uint32(0), threshold, cutoff, capacity, histogram)
+        record_threshold(steps[0], 0, np.uint32(0), threshold, cutoff, capacity, histogram)
     if rescan:
         while threshold.bin_size > capacity and cutoff.remaining_k > 0 and cutoff.shift >= 0:
             count_digits(logits, cutoff, histogram)
@@ -293,7 +293,9 @@ def select_with_stash(logits, capacity, rescan, positions, steps):
             cutoff = fix_digit(cutoff, threshold.bin, threshold.above)
             number += 1
             if traced:
-                record_pass(steps[number], number, prefix, threshold, cutoff, capacity, histogram)
+                record_threshold(
+                    steps[number], number, prefix, threshold, cutoff, capacity, histogram
+                )
 
     stash = np.empty((2, capacity), np.int32)
     filled = 0
@@ -307,7 +309,7 @@ def select_with_stash(logits, capacity, rescan, positions, steps):
         cutoff = fix_digit(cutoff, threshold.bin, threshold.above)
         number += 1
         if traced:
-            record_pass(steps[number], number, prefix, threshold, cutoff, capacity, histogram)
+            record_threshold(steps[number], number, prefix, threshold, cutoff, capacity, histogram)
         items = stash[filled, : min(counters[STASHED], capacity)]
         filled = 1 - filled
         clear_counts(cutoff, histogram, counters)
@@ -319,7 +321,7 @@ def select_with_stash(logits, capacity, rescan, positions, steps):
 
 
 @njit
-def record_pass(words, number, prefix, threshold, cutoff, capacity, histogram):
+def record_threshold(words, number, prefix, threshold, cutoff, capacity, histogram):
     """Write what is known of a pass when its threshold bin is."""
     above = cutoff.k - cutoff.remaining_k
     fits = threshold.bin_size <= capacity

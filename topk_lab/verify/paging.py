@@ -7,17 +7,17 @@ from functools import partial
 
 import numpy as np
 
-from topk_lab import registry, targets, workloads
+from topk_lab import registry, schedules, targets, workloads
 from topk_lab.contract import UNWRITTEN
 from topk_lab.contract.words import INT32_MAX
 from topk_lab.verify.core import Check, Finding, splits_observed, violations
 
 __all__ = ["due_slots", "page_table_checks", "shuffled_tables"]
 
-K = 512
 NUM_COLS = 20_000
-SEQ_LENS = (20_000, 700, 514)
+SEQ_LENS = (20_000, 700, 514, 300)  # the last shorter than any k here
 NEXT_N = 2
+ODD_K = 600
 NUM_ROWS = len(SEQ_LENS) * NEXT_N
 FORMS = (
     # id, page size, a table row a sequence, slots alone, order
@@ -30,6 +30,13 @@ FORMS = (
     ("rising-slots-alone", 16, False, True, "index"),
     ("absent-and-far-pages", 64, False, False, "any"),
 )
+
+
+def _k_of(variant: str) -> int:
+    """No power of two, unless the variant takes but one k."""
+    name = registry.resolve(variant).name
+    refused = name in schedules.POLICIES and schedules.gate_refusal(name, NUM_ROWS, NUM_COLS, ODD_K)
+    return 512 if refused else ODD_K
 
 
 def shuffled_tables(num_tables: int, pages: int, seed: int = 0) -> np.ndarray:
@@ -66,10 +73,12 @@ def _body(
     pages = -(-NUM_COLS // page_size)
     table = shuffled_tables(NUM_ROWS // NEXT_N if shared else NUM_ROWS, pages)
     if holes:
+        last = INT32_MAX // page_size  # its last slot is the greatest that int32 can name
         table[:, ::3] = -1
-        table[:, 1::3] = INT32_MAX // page_size + 1
+        table[:, 1::3] = last + 1
+        table[:, 2::6] = last
     run = partial(
-        targets.run, target, variant, logits, K, order=order, page_table=table,
+        targets.run, target, variant, logits, _k_of(variant), order=order, page_table=table,
         page_size=page_size, seed=seed, **lengths,
     )  # fmt: skip
     outcome = run(values=True)
@@ -105,7 +114,7 @@ def page_table_checks(variant: str, target: str, seed: int | None) -> Iterator[C
             variant=variant,
             num_rows=NUM_ROWS,
             num_cols=NUM_COLS,
-            k=K,
+            k=_k_of(variant),
             next_n=NEXT_N,
             workload="normal",
             workload_args={"case": label, "page_size": page_size, "poison": "inf"},

@@ -38,8 +38,8 @@ __device__ __forceinline__ void copy_digit_histogram(const int32_t* histogram, T
                                                      int pass) {
   if constexpr (Traced) {
     const int32_t bin = static_cast<int32_t>(threadIdx.x);
+    // A thread's own bin: the sums leave it alone until their first barrier.
     if (bin < num_digit_bins) trace[pass].histogram[bin] = static_cast<uint32_t>(histogram[bin]);
-    __syncthreads();  // before the sums take the counts' place
   }
 }
 
