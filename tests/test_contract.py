@@ -1021,3 +1021,12 @@ def test_contract_needs_numpy_alone():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_rows_of_no_sequence_need_no_table():
+    empty = torch.zeros(0, 8)
+    lengths = torch.zeros(4, 0, dtype=torch.int32)
+    with pytest.raises(ValueError, match=r"page_table must have shape \(num_rows, pages\) = \(0, "):
+        check_call(
+            empty, 4, seq_lens=lengths, page_table=torch.zeros(4, 1, dtype=torch.int32), page_size=8
+        )

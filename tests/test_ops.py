@@ -682,3 +682,11 @@ def test_f8_a_short_row_leaves_no_old_slots(variant):
     topk_lab.topk_paged(logits, 512, table, 64, **arguments)
     assert sorted(out[0, :5].tolist()) == [table[0, 0] * 64 + i for i in range(5)]
     assert (out[0, 5:] == -1).all()
+
+
+def test_a_lazily_negated_table_is_refused_whatever_was_called_before():
+    logits = rows(2, 60)
+    table = torch.ones(2, 1, dtype=torch.int32)
+    topk_lab.topk_paged(logits, 5, table, 64)
+    with pytest.raises(TypeError, match="page_table must hold its values in memory"):
+        topk_lab.topk_paged(logits, 5, torch._neg_view(table), 64)

@@ -309,3 +309,10 @@ def test_equal_shapes_share_one_plan():
 def test_what_a_variant_does_not_take_is_refused(variant, changes, message):
     with pytest.raises(ValueError, match=message):
         plan(variant, shape(**changes))
+
+
+def test_an_order_that_a_kernel_does_not_keep_is_not_planned():
+    assert plan("sglang_block512", shape(order="index")).launches
+    for variant, order in (("vllm_k512", "index"), ("sglang_block512", "value")):
+        with pytest.raises(ValueError, match=f"order must be one of any.*, got '{order}'"):
+            plan(variant, shape(order=order))

@@ -127,12 +127,24 @@ def test_empty_arrays_are_taken(target, shape):
         (
             {"page_table": np.asfortranarray(PAGES)},
             ValueError,
-            r"^page_table must be contiguous in the last dimension, got strides \(4, 8\) bytes$",
+            r"^page_table must be contiguous in the last dimension, with a row stride .*, "
+            r"got strides \(4, 8\) bytes$",
         ),
         (
             {"page_table": np.zeros((2, 32), np.int32)[:, ::2]},
             ValueError,
-            r"^page_table must be contiguous in the last dimension, got strides \(128, 8\) bytes$",
+            r"^page_table must be contiguous in the last dimension, with a row stride .*, "
+            r"got strides \(128, 8\) bytes$",
+        ),
+        (
+            {"page_table": np.zeros((2, 16), np.int32)[::-1]},
+            ValueError,
+            r"that is not negative, got strides \(-64, 4\) bytes$",
+        ),
+        (
+            {"page_table": None},
+            ValueError,
+            "^page_size must come with page_table, got page_table=None$",
         ),
         (
             {"slots_only": True, "values": True},

@@ -500,3 +500,9 @@ def test_sound_kernels_raise_no_false_alarm_in_50_seeds(amd_target):
             outcome = targets.run(amd_target, variant, logits, 512, seed=seed)
             assert_exact(logits, outcome.indices)
             assert set(outcome.splits.tolist()) == {splits}
+
+
+def test_checks_of_what_is_not_compiled_are_refused_before_any_runs():
+    with pytest.raises(ValueError, match="is not compiled; it runs on target numba only"):
+        verify.checks("page_tables", "sglang_block512[stash_kib=128]", "gfx950")
+    assert verify.checks("page_tables", "sglang_block512[stash_kib=128]", "numba")

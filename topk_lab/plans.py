@@ -11,6 +11,7 @@ import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from topk_lab.contract.words import check_word
 from topk_lab.schedules import (
     GENERIC_RANK_COUNT_COLUMNS,
     StashPolicy,
@@ -38,6 +39,7 @@ NUM_STEPS = 4
 NUM_PASSES = 5
 
 PAGE_TRANSFORM_BLOCK_SIZE = 256
+ORDERS = ("any", "index")  # as the kernels' Order
 
 # Grids count threads in 32 bits on AMD devices, and blocks have up to 1024 of them.
 MAX_ROWS = 2**32 // 1024 - 1
@@ -273,6 +275,7 @@ def plan(variant: str, shape: Shape, *, study: bool = False, traced: bool = Fals
 
     splits = max_splits(chosen.name, shape.num_rows, shape.num_cols)
     stashing = isinstance(chosen.policy, StashPolicy)
+    check_word("order", shape.order, ORDERS if stashing else ORDERS[:1])
     launches: tuple[Launch, ...] = ()
     if shape.num_rows:
         launches = (_stash_launches if stashing else _split_launches)(chosen, shape, traced)
@@ -305,7 +308,7 @@ def _params(shape: Shape, splits: int) -> TopKParams:
         k=shape.k,
         max_splits=splits,
         table_next_n=1,
-        order=("any", "index").index(shape.order),
+        order=ORDERS.index(shape.order),
     )
     if paging:
         params.page_table_stride = paging.table_stride

@@ -218,6 +218,12 @@ class Variant:
                 return suffix
         return None
 
+    def require_policy(self, kind: type) -> None:
+        """Raise ValueError unless the variant is of the lineage that has policies of a kind."""
+        if not isinstance(self.policy, kind):
+            names = [name for name, policy in POLICIES.items() if isinstance(policy, kind)]
+            raise ValueError(f"variant must be one of {', '.join(names)}, got {str(self)!r}")
+
     def refuse_unsound(self, study: bool) -> None:
         """Raise ValueError if the policy is not exact on every input and is not being studied."""
         if self.policy.unsound_because and not study:

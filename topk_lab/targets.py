@@ -262,8 +262,9 @@ def _launch(target: str, plan: plans.Plan, arrays: dict[str, np.ndarray]) -> str
     from topk_lab.driver.device import code_target
 
     device = torch.device("cuda", torch.cuda.current_device())
+    strided = ("logits", "page_table")
     words = {
-        name: _on_device(array.view(np.int32) if name == "logits" else _words(array), device)
+        name: _on_device(array.view(np.int32) if name in strided else _words(array), device)
         for name, array in arrays.items()
     }
     opened = driver.open_device(target, device.index)
@@ -454,6 +455,8 @@ def _paging(
 ) -> plans.Paging | None:
     """What a page table asks for; slots are written k to a row."""
     if page_table is None:
+        if page_size is not None:
+            raise ValueError("page_size must come with page_table, got page_table=None")
         return None
     if not isinstance(page_table, np.ndarray) or page_table.dtype != np.int32:
         raise TypeError(f"page_table must be an int32 ndarray, got {dtype_name(page_table)}")
@@ -461,10 +464,13 @@ def _paging(
     if seq_lens is not None:
         per_sequence = next_n if seq_lens.ndim == 1 else seq_lens.shape[1]
     bits, rows_a_table = check_pages_shape(page_table.shape, page_size, *shape, per_sequence)
-    if page_table.size and (page_table.strides[1] != 4 or page_table.strides[0] % 4):
+    row_stride, column_stride = page_table.strides
+    if page_table.size and (
+        (column_stride != 4 and page_table.shape[1] > 1) or row_stride < 0 or row_stride % 4
+    ):
         raise ValueError(
-            "page_table must be contiguous in the last dimension, "
-            f"got strides {page_table.strides} bytes"
+            "page_table must be contiguous in the last dimension, with a row stride of whole "
+            f"elements that is not negative, got strides {page_table.strides} bytes"
         )
     return plans.Paging(page_table.strides[0] // 4, k, bits, rows_a_table)
 

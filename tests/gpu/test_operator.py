@@ -1,5 +1,6 @@
 """Is `topk_lab.topk` exact on device tensors, in eager mode, compiled and captured?"""
 
+import numpy as np
 import pytest
 import torch
 
@@ -295,3 +296,13 @@ def test_target_reports_what_the_device_wrote():
     topk_lab.assert_exact(logits, outcome.indices, values=outcome.values)
     assert outcome.splits.tolist() == [8, 8, 8]
     assert len(outcome.code) == 64
+
+
+@pytest.mark.parametrize("variant", ["sglang_block512", "vllm_k512"])
+def test_page_tables_may_be_slices_of_wider_ones(variant):
+    logits = workloads.make("normal", 3, 1000)
+    wide = np.arange(3 * 40, dtype=np.int32).reshape(3, 40)
+    table = wide[:, 5:21]
+    outcome = targets.run(TARGET, variant, logits, 512, page_table=table, page_size=64)
+    pages = np.take_along_axis(table, outcome.indices >> 6, axis=1)
+    np.testing.assert_array_equal(outcome.slots, pages << 6 | outcome.indices & 63)

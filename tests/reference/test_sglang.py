@@ -9,7 +9,7 @@ import pytest
 
 from topk_lab import keys, models, schedules, workloads
 from topk_lab.contract import assert_exact, canonical_key, find_violations, live_bounds
-from topk_lab.reference import exact, sglang, trace
+from topk_lab.reference import exact, sglang, trace, twins, vllm
 
 BOTH = ("sglang_block512", "sglang_block1024")
 # One policy of each size of stash: 5120, 6144 and 16384 positions.
@@ -472,3 +472,19 @@ def test_few_specialisations_and_no_floats():
 
 def test_examples_in_the_docs():
     assert doctest.testmod(sglang).failed == 0
+
+
+def test_a_twin_refuses_what_is_another_lineages():
+    row = np.zeros((1, 2000), np.float32)
+    with pytest.raises(
+        ValueError, match="must be one of sglang_block512, sglang_block1024, got 'vllm_k512'"
+    ):
+        sglang.select("vllm_k512", row, 512)
+    with pytest.raises(
+        ValueError, match="must be one of vllm_generic, vllm_k512, got 'sglang_block512'"
+    ):
+        vllm.select("sglang_block512", row, 512)
+    with pytest.raises(ValueError, match="order must be one of any, index, got 'value'"):
+        sglang.select("sglang_block512", row, 512, order="value")
+    with pytest.raises(ValueError, match="order must be one of any, got 'index'"):
+        twins.select("vllm_k512", row, 512, order="index")

@@ -286,7 +286,7 @@ def check_pages_shape(
     shared = table_rows and num_rows % table_rows == 0 and num_rows > table_rows
     next_n = num_rows // table_rows if shared else 1
     if table_rows != num_rows and (not shared or per_sequence not in (None, next_n)):
-        batch = "batch" if per_sequence is None else f"{num_rows // per_sequence}"
+        batch = num_rows // per_sequence if per_sequence else "batch"
         raise ValueError(
             f"page_table must have shape (num_rows, pages) = ({num_rows}, pages) or "
             f"({batch}, pages) for the rows of a sequence, got {shape}"

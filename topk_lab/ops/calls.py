@@ -106,11 +106,19 @@ def topk(
     >>> topk_lab.topk(logits, 2).tolist()
     [[1, 3]]
     """
-    question = _Question(
-        *(logits, k, row_ends, row_starts, seq_lens, next_n, variant, tie_break, order),
-        *(out, values_out, return_values, workspace),
+    key = _call_key(
+        (logits, row_ends, row_starts, seq_lens, out, values_out, workspace),
+        (type(k), k, type(next_n), next_n, variant, tie_break, order, bool(return_values)),
     )
-    resolved = _resolved_for(question)
+    resolved = _resolved.get(key)
+    if resolved is None:
+        resolved = _resolve(
+            key,
+            _Question(
+                *(logits, k, row_ends, row_starts, seq_lens, next_n, variant, tie_break, order),
+                *(out, values_out, return_values, workspace),
+            ),
+        )
     if resolved.device_call and not is_in_torch_dispatch_mode():
         # What the operator would come to, without PyTorch's dispatcher, which nobody listens to.
         resolved.device_call.launch()
@@ -123,7 +131,7 @@ def topk(
         values_out = torch.empty((num_rows, resolved.k), dtype=torch.float32, device=device)
     torch.ops.topk_lab.topk_out(
         logits,
-        _lengths(question),
+        _lengths(logits, row_ends, seq_lens),
         row_starts,
         resolved.next_n,
         resolved.k,
@@ -132,7 +140,7 @@ def topk(
         order,
         out,
         values_out,
-        _workspace(question, resolved),
+        _workspace(logits, workspace, resolved),
     )
     return (values_out, out) if with_values else out
 
@@ -213,13 +221,21 @@ def topk_paged(
     >>> topk_lab.topk_paged(logits, 3, pages, 2, order="index").tolist()
     [[15, 7, 10]]
     """
-    question = _Question(
-        *(logits, k, row_ends, None, seq_lens, next_n, variant, tie_break, order),
-        *(out, None, False, workspace, page_table, page_size, raw_out),
+    key = _call_key(
+        (logits, row_ends, seq_lens, page_table, out, raw_out, workspace),
+        (type(k), k, type(next_n), next_n, variant, tie_break, order, type(page_size), page_size),
     )
-    if page_table is None:
-        raise TypeError("page_table must be a torch.Tensor, got None")
-    resolved = _resolved_for(question)
+    resolved = _resolved.get(key)
+    if resolved is None:
+        if page_table is None:
+            raise TypeError("page_table must be a torch.Tensor, got None")
+        resolved = _resolve(
+            key,
+            _Question(
+                *(logits, k, row_ends, None, seq_lens, next_n, variant, tie_break, order),
+                *(out, None, False, workspace, page_table, page_size, raw_out),
+            ),
+        )
     if resolved.device_call and not is_in_torch_dispatch_mode():
         resolved.device_call.launch()
         return out
@@ -228,7 +244,7 @@ def topk_paged(
         out = torch.empty(shape, dtype=torch.int32, device=logits.device)
     torch.ops.topk_lab.topk_paged_out(
         logits,
-        _lengths(question),
+        _lengths(logits, row_ends, seq_lens),
         resolved.next_n,
         resolved.k,
         page_table,
@@ -238,7 +254,7 @@ def topk_paged(
         order,
         out,
         raw_out,
-        _workspace(question, resolved),
+        _workspace(logits, workspace, resolved),
     )
     return out
 
@@ -277,43 +293,28 @@ class _Resolved(NamedTuple):
 _resolved: dict[tuple, _Resolved] = {}
 
 
-def _call_key(question: _Question) -> tuple | None:
+def _call_key(tensors: tuple, words: tuple) -> tuple | None:
     """What names a call; None where the next one's tensors could not be told from its own."""
-    (
-        logits, k, row_ends, row_starts, seq_lens, next_n, variant, tie_break, order, out,
-        values_out, return_values, workspace, page_table, page_size, raw_out,
-    ) = question  # fmt: skip
-    tensors = (
-        *(logits, row_ends, row_starts, seq_lens, out, values_out, workspace, page_table, raw_out),
-    )
-    if any(type(tensor) not in MEMORY_TYPES for tensor in tensors if tensor is not None):
+    if torch.compiler.is_compiling():
         return None
-    try:
-        if logits.is_neg() or (values_out is not None and values_out.is_neg()):
+    memory = []
+    for tensor in tensors:
+        if tensor is not None and type(tensor) not in MEMORY_TYPES:
             return None
-        key = (
-            *map(memory_of, tensors),
-            *(type(k), k, type(next_n), next_n, variant, tie_break, order, bool(return_values)),
-            *(type(page_size), page_size),
-        )
+        try:
+            memory.append(memory_of(tensor))
+        except RuntimeError:  # a tensor without memory
+            return None
+    key = (*memory, *words)
+    try:
         hash(key)
-    except (TypeError, RuntimeError):  # unhashable, or a tensor without memory
+    except TypeError:
         return None
     return key
 
 
-def _resolved_for(question: _Question) -> _Resolved:
-    """What a call comes to: looked up where the same was asked before."""
-    key = None if torch.compiler.is_compiling() else _call_key(question)
-    resolved = _resolved.get(key)
-    if resolved is None:
-        resolved = _resolve(question)
-        if key is not None:
-            remember(_resolved, key, resolved)
-    return resolved
-
-
-def _resolve(question: _Question) -> _Resolved:
+def _resolve(key: tuple | None, question: _Question) -> _Resolved:
+    """What a call comes to, remembered under its key."""
     logits, variant = question.logits, question.variant
     tie_break, order = question.tie_break, question.order
     call = check_call(
@@ -347,23 +348,30 @@ def _resolve(question: _Question) -> _Resolved:
     real = type(logits) in MEMORY_TYPES and not torch.compiler.is_compiling()
     if complete and real and logits.is_cuda:
         device_call = plan_device_call(call, logits, variant)
-    return _Resolved(variant, call.next_n, call.k, required, device_call)
+    resolved = _Resolved(variant, call.next_n, call.k, required, device_call)
+    if key is not None:
+        remember(_resolved, key, resolved)
+    return resolved
 
 
-def _lengths(question: _Question) -> torch.Tensor:
-    """The lengths as the operator takes them, 1-D; made where every column is live."""
-    if question.seq_lens is not None:
-        return question.seq_lens.view(-1)
-    if question.row_ends is not None:
-        return question.row_ends
-    num_rows, num_cols = question.logits.shape
-    return torch.full((num_rows,), num_cols, dtype=torch.int32, device=question.logits.device)
+def _lengths(
+    logits: torch.Tensor, row_ends: torch.Tensor | None, seq_lens: torch.Tensor | None
+) -> torch.Tensor:
+    """The lengths as the operators take them, 1-D; made where every column is live."""
+    if seq_lens is not None:
+        return seq_lens.view(-1)
+    if row_ends is not None:
+        return row_ends
+    num_rows, num_cols = logits.shape
+    return torch.full((num_rows,), num_cols, dtype=torch.int32, device=logits.device)
 
 
-def _workspace(question: _Question, resolved: _Resolved) -> torch.Tensor | None:
-    if question.workspace is not None or not resolved.workspace_bytes:
-        return question.workspace
-    return torch.empty(resolved.workspace_bytes, dtype=torch.uint8, device=question.logits.device)
+def _workspace(
+    logits: torch.Tensor, workspace: torch.Tensor | None, resolved: _Resolved
+) -> torch.Tensor | None:
+    if workspace is not None or not resolved.workspace_bytes:
+        return workspace
+    return torch.empty(resolved.workspace_bytes, dtype=torch.uint8, device=logits.device)
 
 
 def _size(name: str, value: object) -> int:

@@ -212,7 +212,7 @@ MEMORY_TYPES = (torch.Tensor, torch.nn.Parameter)
 
 
 def memory_of(tensor: torch.Tensor | None) -> tuple | None:
-    """All of a tensor that a check looks at, but for whether it is negated lazily."""
+    """All of a tensor that a check looks at."""
     if tensor is None:
         return None
     return (
@@ -221,6 +221,7 @@ def memory_of(tensor: torch.Tensor | None) -> tuple | None:
         tensor.stride(),
         tensor.dtype,
         tensor.get_device(),
+        tensor.is_neg(),
     )
 
 

@@ -24,6 +24,7 @@ import numpy as np
 from numba import njit, types
 
 from topk_lab import schedules
+from topk_lab.contract.words import check_word
 from topk_lab.keys import (
     NEG_INF_BITS,
     NUM_DIGIT_BINS,
@@ -425,6 +426,8 @@ def select(
     """
     if not isinstance(variant, Variant):
         variant = schedules.parse_variant(variant)
+    variant.require_policy(schedules.StashPolicy)
+    check_word("order", order, ("any", "index"))
     k = whole_k(k)
     live = row_bits(logits)
     num_rows, num_cols = live.shape

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from topk_lab import schedules
-from topk_lab.contract.words import as_array
+from topk_lab.contract.words import as_array, check_word
 from topk_lab.reference import sglang, vllm
 from topk_lab.reference.trace_record import TRACE_STEP, Selection
 from topk_lab.schedules import StashPolicy, Variant
@@ -60,6 +60,7 @@ def select(
         variant = schedules.parse_variant(variant)
     if isinstance(variant.policy, StashPolicy):
         return sglang.select(variant, logits, k, starts, ends, order=order, trace=trace)
+    check_word("order", order, ("any",))
     return vllm.select(variant, logits, k, starts, ends, trace=trace)
 
 

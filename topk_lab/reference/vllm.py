@@ -499,6 +499,7 @@ def select(
     """
     if not isinstance(variant, Variant):
         variant = schedules.parse_variant(variant)
+    variant.require_policy(schedules.TopKPolicy)
     k = whole_k(k)
     live = row_bits(logits)
     num_rows, num_cols = live.shape

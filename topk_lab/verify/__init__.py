@@ -66,6 +66,8 @@ def checks(experiment: str, variant: str, target: str, seed: int | None = None) 
     if info.name in schedules.POLICIES:
         parsed = schedules.parse_variant(variant)
         parsed.refuse_unsound(study=False)
+        if target != "numba" and parsed.ablation is None:
+            raise ValueError(f"variant {parsed} is not compiled; it runs on target numba only")
         variant = str(parsed)
     found = list(EXPERIMENTS[name](variant, target, seed))
     if seed is None:
