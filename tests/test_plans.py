@@ -4,7 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from topk_lab.plans import Buffer, Paging, Shape, TopKParams, plan, workspace_bytes
+from topk_lab.plans import (
+    Buffer,
+    PagedParams,
+    Paging,
+    Shape,
+    TopKParams,
+    plan,
+    workspace_bytes,
+)
 
 PARAMS_HEADER = Path(__file__).parents[1] / "kernels" / "include" / "topk_lab" / "params.hpp"
 SGLANG = ("sglang_block512", "sglang_block1024")
@@ -24,28 +32,43 @@ def paged_shape(num_rows=24, num_cols=20_000, k=512, slots_only=False, **changes
 def bound(launch, *names):
     """A launch's parameters, each of the named buffers at an address of its own."""
     addresses = {name: 1000 * (number + 1) for number, name in enumerate(names)}
-    return TopKParams.from_buffer_copy(launch.params(addresses))
+    return params_of(launch, launch.params(addresses))
+
+
+def params_of(launch, written):
+    """The struct that a launch's kernel takes, from its bytes."""
+    paged = launch.kernel.startswith(("sglang", "page_transform"))
+    assert len(written) == ctypes.sizeof(PagedParams if paged else TopKParams)
+    return (PagedParams if paged else TopKParams).from_buffer_copy(written)
 
 
 def test_params_have_the_layout_that_the_kernels_assert():
-    assert ctypes.sizeof(TopKParams) == 152
-    assert (TopKParams.trace.offset, TopKParams.row_stride.offset) == (56, 80)
-    assert (TopKParams.num_rows.offset, TopKParams.max_splits.offset) == (120, 136)
-    assert TopKParams.order.offset == 148
+    assert (ctypes.sizeof(TopKParams), ctypes.sizeof(PagedParams)) == (112, 160)
+    assert (TopKParams.trace.offset, TopKParams.row_stride.offset) == (56, 64)
+    assert (TopKParams.num_rows.offset, TopKParams.max_splits.offset) == (88, 104)
+    assert (PagedParams.page_table.offset, PagedParams.order.offset) == (112, 152)
+    for name, _ in TopKParams._fields_:
+        assert getattr(PagedParams, name).offset == getattr(TopKParams, name).offset
 
 
-def test_params_are_the_headers_field_by_field():
+@pytest.mark.parametrize("struct", [TopKParams, PagedParams])
+def test_params_are_the_headers_field_by_field(struct):
     header = PARAMS_HEADER.read_text()
-    struct = re.search(r"struct TopKParams \{(.*?)\n\};", header, re.DOTALL)[1]
-    declared = re.findall(r"^ *(?:const )?([\w ]+?)(\*?) (\w+);", struct, re.MULTILINE)
+    body = re.search(rf"struct {struct.__name__} \{{(.*?)\n\}};", header, re.DOTALL)[1]
+    declared = re.findall(r"^ *(?:const )?([\w ]+?)(\*?) (\w+);", body, re.MULTILINE)
     types = {"int64_t": ctypes.c_int64, "int32_t": ctypes.c_int32, "Order": ctypes.c_int32}
-    assert [(name, ctypes.c_uint64 if star else types[word]) for word, star, name in declared] == [
-        *TopKParams._fields_
+    fields = list(struct._fields_)
+    if struct is PagedParams:
+        assert declared.pop(0) == ("TopKParams", "", "call")
+        fields = fields[len(TopKParams._fields_) :]
+    assert fields == [
+        (name, ctypes.c_uint64 if star else types[word]) for word, star, name in declared
     ]
-    stated = re.findall(r"offsetof\(TopKParams, (\w+)\) == (\d+)", header)
-    assert len(stated) == 5
+    stated = re.findall(rf"offsetof\({struct.__name__}, (\w+)\) == (\d+)", header)
+    assert len(stated) == 4
     for name, offset in stated:
-        assert getattr(TopKParams, name).offset == int(offset)
+        assert getattr(struct, name).offset == int(offset)
+    assert f"sizeof({struct.__name__}) == {ctypes.sizeof(struct)}" in header
 
 
 def test_split_rows_are_selected_then_merged():
@@ -236,8 +259,9 @@ def test_vllm_transforms_what_it_selected(variant, changes, kernels, slots_only)
     indices = Buffer("slots" if slots_only else "indices")
     for launch in planned.launches:
         assert dict(launch.pointers)["indices"] == indices
-        params = TopKParams.from_buffer_copy(launch.scalars)
-        assert_paged(params)
+        params = params_of(launch, launch.scalars)
+        if launch.kernel == "page_transform":
+            assert_paged(params)
         assert params.indices_stride == (512 + 32 if slots_only else 512 + 8)
     for launch in planned.launches[:-1]:
         assert not {"page_table", "slots"} & set(dict(launch.pointers))
@@ -263,11 +287,11 @@ def test_a_traced_plan_has_no_traced_transform():
 
 
 def test_calls_without_a_page_table_have_one_row_a_table():
-    for variant in (*SGLANG, "vllm_k512"):
-        for launch in plan(variant, shape()).launches:
-            params = TopKParams.from_buffer_copy(launch.scalars)
-            assert (params.page_table_stride, params.slots_stride, params.page_bits) == (0, 0, 0)
-            assert params.table_next_n == 1
+    for variant in SGLANG:
+        (launch,) = plan(variant, shape()).launches
+        params = params_of(launch, launch.scalars)
+        assert (params.page_table_stride, params.slots_stride, params.page_bits) == (0, 0, 0)
+        assert params.table_next_n == 1
 
 
 def test_equal_shapes_share_one_plan():

@@ -26,6 +26,7 @@ __all__ = [
     "NUM_STEPS",
     "Buffer",
     "Launch",
+    "PagedParams",
     "Paging",
     "Plan",
     "Shape",
@@ -57,18 +58,26 @@ class TopKParams(ctypes.Structure):
         ("split_indices", ctypes.c_uint64),
         ("split_logits", ctypes.c_uint64),
         ("trace", ctypes.c_uint64),
-        ("page_table", ctypes.c_uint64),
-        ("slots", ctypes.c_uint64),
         ("row_stride", ctypes.c_int64),
         ("indices_stride", ctypes.c_int64),
         ("values_stride", ctypes.c_int64),
-        ("page_table_stride", ctypes.c_int64),
-        ("slots_stride", ctypes.c_int64),
         ("num_rows", ctypes.c_int32),
         ("num_cols", ctypes.c_int32),
         ("next_n", ctypes.c_int32),
         ("k", ctypes.c_int32),
         ("max_splits", ctypes.c_int32),
+    )
+
+
+class PagedParams(ctypes.Structure):
+    """The argument of kernels with a page transform: `TopKParams`, and behind it the pages."""
+
+    _fields_ = (
+        *TopKParams._fields_,
+        ("page_table", ctypes.c_uint64),
+        ("slots", ctypes.c_uint64),
+        ("page_table_stride", ctypes.c_int64),
+        ("slots_stride", ctypes.c_int64),
         ("page_bits", ctypes.c_int32),
         ("table_next_n", ctypes.c_int32),
         ("order", ctypes.c_int32),
@@ -163,7 +172,7 @@ class Launch:
     dynamic_lds : int
         Bytes beyond the kernel's static LDS.
     scalars : bytes
-        The parameter struct with null pointers.
+        The kernel's struct, a `TopKParams` or a `PagedParams`, with null pointers.
     pointers : tuple of (str, Buffer)
         Which field points where.
     """
@@ -186,9 +195,10 @@ class Launch:
         Returns
         -------
         bytes
-            A `TopKParams`.
+            A `TopKParams` or a `PagedParams`, as the kernel takes it.
         """
-        params = TopKParams.from_buffer_copy(self.scalars)
+        paged = len(self.scalars) == ctypes.sizeof(PagedParams)
+        params = (PagedParams if paged else TopKParams).from_buffer_copy(self.scalars)
         for field, place in self.pointers:
             setattr(params, field, addresses[place.name] + place.offset)
         return bytes(params)
@@ -295,29 +305,38 @@ def _prefix(chosen: Variant) -> str:
     return f"{chosen.name}_{chosen.ablation}" if chosen.ablation else chosen.name
 
 
-def _params(shape: Shape, splits: int) -> TopKParams:
+def _params(shape: Shape, splits: int) -> bytes:
     """The scalars of a launch."""
-    paging = shape.paging
-    params = TopKParams(
-        row_stride=shape.row_stride,
-        indices_stride=shape.indices_stride or 0,
-        values_stride=shape.values_stride or 0,
-        num_rows=shape.num_rows,
-        num_cols=shape.num_cols,
-        next_n=shape.next_n,
-        k=shape.k,
-        max_splits=splits,
-        table_next_n=1,
-        order=ORDERS.index(shape.order),
+    alone = shape.indices_stride is None
+    return bytes(
+        TopKParams(
+            row_stride=shape.row_stride,
+            # Slots alone: the indices stand in their place until the transform.
+            indices_stride=shape.paging.slots_stride if alone else shape.indices_stride,
+            values_stride=shape.values_stride or 0,
+            num_rows=shape.num_rows,
+            num_cols=shape.num_cols,
+            next_n=shape.next_n,
+            k=shape.k,
+            max_splits=splits,
+        )
     )
+
+
+def _paged_params(shape: Shape) -> bytes:
+    """The scalars of a launch with a page transform."""
+    params = PagedParams.from_buffer_copy(
+        _params(shape, 1).ljust(ctypes.sizeof(PagedParams), b"\0")
+    )
+    params.table_next_n = 1
+    params.order = ORDERS.index(shape.order)
+    paging = shape.paging
     if paging:
         params.page_table_stride = paging.table_stride
         params.slots_stride = paging.slots_stride
         params.page_bits = paging.bits
         params.table_next_n = paging.next_n
-        if shape.indices_stride is None:
-            params.indices_stride = paging.slots_stride
-    return params
+    return bytes(params)
 
 
 def _read_pointers(shape: Shape) -> list[tuple[str, Buffer]]:
@@ -338,7 +357,7 @@ def _stash_launches(chosen: Variant, shape: Shape, traced: bool) -> tuple[Launch
             (shape.num_rows, 1),
             policy.block_size,
             policy.stash_kib * 1024,
-            bytes(_params(shape, 1)),
+            _paged_params(shape),
             (*_read_pointers(shape), *((name, Buffer(name)) for name in written)),
         ),
     )
@@ -348,7 +367,6 @@ def _split_launches(chosen: Variant, shape: Shape, traced: bool) -> tuple[Launch
     """Select, merge where rows are split, and a page transform where one is wanted."""
     policy = chosen.policy
     splits = max_splits(chosen.name, shape.num_rows, shape.num_cols)
-    # Slots alone: the indices stand in their place until the transform.
     indices = Buffer("slots" if shape.indices_stride is None else "indices")
     pointers = [*_read_pointers(shape), ("indices", indices)]
     if shape.values_stride is not None:
@@ -366,7 +384,7 @@ def _split_launches(chosen: Variant, shape: Shape, traced: bool) -> tuple[Launch
         select = "vllm_generic_rank_count"
     suffix = "_traced" if traced else ""
     bits_kept = shape.values_stride is not None
-    scalars = bytes(_params(shape, splits))
+    scalars = _params(shape, splits)
 
     def launch(kernel: str, grid: tuple[int, int], block: int, keeps_bits: bool) -> Launch:
         return Launch(
@@ -396,7 +414,7 @@ def _split_launches(chosen: Variant, shape: Shape, traced: bool) -> tuple[Launch
                 (shape.num_rows, 1),
                 PAGE_TRANSFORM_BLOCK_SIZE,
                 0,
-                scalars,
+                _paged_params(shape),
                 tuple(tail),
             )
         )

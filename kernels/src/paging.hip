@@ -2,6 +2,6 @@
 #include <topk_lab/page_table.hpp>
 
 extern "C" __global__ void __launch_bounds__(topk_lab::page_transform_block_size)
-    page_transform(topk_lab::TopKParams params) {
+    page_transform(topk_lab::PagedParams params) {
   topk_lab::transform_pages(params);
 }

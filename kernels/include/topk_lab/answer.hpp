@@ -17,16 +17,15 @@ __device__ __forceinline__ void write_slot(const TopKParams& params, int32_t row
 
 // The same for a kernel whose page transform is fused: indices and slots are each written where they
 // are wanted.
-__device__ __forceinline__ void write_paged_slot(const TopKParams& params, int32_t row,
-                                                 int32_t slot, int32_t index,
-                                                 const float* logits) {
+__device__ __forceinline__ void write_paged_slot(const PagedParams& params, int32_t row,
+                                                 int32_t slot, int32_t index, const float* logits) {
   if (params.slots != nullptr) {
     params.slots[static_cast<int64_t>(row) * params.slots_stride + slot] =
         page_slot(params, row, index);
   }
-  if (params.indices != nullptr) {
-    const bool wanted = params.values != nullptr && index >= 0;
-    write_slot(params, row, slot, index,
+  if (params.call.indices != nullptr) {
+    const bool wanted = params.call.values != nullptr && index >= 0;
+    write_slot(params.call, row, slot, index,
                wanted ? canonical_bits<LogitSource::row>(logits[index]) : 0u);
   }
 }

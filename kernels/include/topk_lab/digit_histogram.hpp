@@ -23,9 +23,8 @@ __device__ __forceinline__ void clear_counts(StashStorage<Policy>& lds, int next
 template <StashPolicy Policy>
 __device__ __forceinline__ void count_coarse_bins(StashStorage<Policy>& lds,
                                                   const RowSlice& slice) {
-  for_each_logit<LogitSource::row, Policy.block_size>(slice, [&](uint32_t bits, int32_t) {
-    atomicAdd(&lds.histogram[coarse_bin(bits)], 1);
-  });
+  for_each_logit<LogitSource::row, Policy.block_size>(
+      slice, [&](uint32_t bits, int32_t) { atomicAdd(&lds.histogram[coarse_bin(bits)], 1); });
   __syncthreads();
 }
 

@@ -9,7 +9,7 @@ namespace topk_lab {
 struct PolicyProbeParams {
   const int32_t* queries;  // (num_queries, 4): schedule, num_rows, num_cols, row_len
   int32_t* splits;         // (num_queries, 2): max_splits, active_splits
-  int32_t* fields;         // (num_policies, 9) of a TopKPolicy, or (num_policies, 4) of a StashPolicy
+  int32_t* fields;  // (num_policies, 9) of a TopKPolicy, or (num_policies, 4) of a StashPolicy
   int32_t num_queries;
   int32_t num_policies;
 };

@@ -16,19 +16,20 @@ namespace topk_lab {
 // Launch: grid (num_rows), Policy.block_size threads, stash_kib KiB of dynamic LDS;
 // 1 <= k <= Policy.max_k; at least one of indices and slots is not null, values only beside indices.
 template <StashPolicy Policy, bool Traced>
-__device__ __forceinline__ void select_paged(const TopKParams& params) {
+__device__ __forceinline__ void select_paged(const PagedParams& params) {
+  const TopKParams& call = params.call;
   __shared__ StashStorage<Policy> lds;
   const int32_t row = static_cast<int32_t>(blockIdx.x);
-  const RowBounds bounds = row_bounds(params, row);
-  const RowSlice slice{row_logits(params, row, bounds), bounds.length};
-  const bool whole = slice.length <= params.k;
+  const RowBounds bounds = row_bounds(call, row);
+  const RowSlice slice{row_logits(call, row, bounds), bounds.length};
+  const bool whole = slice.length <= call.k;
   if (!whole) {
     TraceStep* trace = nullptr;
-    if constexpr (Traced) trace = params.trace + static_cast<int64_t>(row) * num_passes;
-    select_with_stash<Policy, Traced>(lds, dynamic_lds, slice, params.k, trace);
-    if (params.order == Order::index) sort_positions(lds, params.k);
+    if constexpr (Traced) trace = call.trace + static_cast<int64_t>(row) * num_passes;
+    select_with_stash<Policy, Traced>(lds, dynamic_lds, slice, call.k, trace);
+    if (params.order == Order::index) sort_positions(lds, call.k);
   }
-  for (int32_t i = static_cast<int32_t>(threadIdx.x); i < params.k; i += Policy.block_size) {
+  for (int32_t i = static_cast<int32_t>(threadIdx.x); i < call.k; i += Policy.block_size) {
     const int32_t index = !whole ? lds.positions[i] : i < slice.length ? i : -1;
     write_paged_slot(params, row, i, index, slice.logits);
   }

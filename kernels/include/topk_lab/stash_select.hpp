@@ -24,9 +24,8 @@ __device__ __forceinline__ void record_threshold(const StashStorage<Policy>& lds
 }
 
 template <StashPolicy Policy>
-__device__ __forceinline__ void record_collection(const StashStorage<Policy>& lds,
-                                                  TraceStep* trace, int pass, int32_t stashed,
-                                                  const Cutoff& cutoff) {
+__device__ __forceinline__ void record_collection(const StashStorage<Policy>& lds, TraceStep* trace,
+                                                  int pass, int32_t stashed, const Cutoff& cutoff) {
   if (threadIdx.x != 0) return;
   const bool ties = cutoff.remaining_k > 0 && cutoff.shift < 0;
   trace[pass].emitted = ties ? (lds.tie_cursor < cutoff.k ? lds.tie_cursor : cutoff.k) : lds.found;
