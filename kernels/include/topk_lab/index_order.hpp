@@ -4,8 +4,8 @@
 
 namespace topk_lab {
 
-// Bitonic sort in place. Before (barrier passed): k positions, k <= Policy.max_k, a power of two.
-// After (barrier included): they rise.
+// Bitonic sort in place. Before (barrier passed): k positions, k <= Policy.max_k, which is a power of
+// two. After (barrier included): they rise.
 template <StashPolicy Policy>
 __device__ __forceinline__ void sort_positions(StashStorage<Policy>& lds, int32_t k) {
   static_assert((Policy.max_k & (Policy.max_k - 1)) == 0);
