@@ -15,7 +15,7 @@
 # **Answer.** By comparing values, on rows that fill a bin. Two published kernels keep candidates
 # in a buffer of fixed size on chip. One drops what the buffer can't hold; the other fills the rest
 # of it with pads that outrank masked logits. On normal logits neither happens, and normal logits
-# are what their tests draw.
+# are what the unit test of the first one draws.
 #
 # Everything below is computed by the Numba twins in this notebook, except where a figure says that
 # records are shown: these also hold the compiled AMD code, emulated, and a device.
@@ -128,9 +128,9 @@ filling
 # ## How many winners come back?
 #
 # Arrival does not depend on the value, so of the winners in the bin as large a part survives as of
-# the bin itself: the tick. Hollow marks are derived by an independent NumPy model of the steps,
-# filled ones are records of the twin, of the emulated AMD code and of a device, each over several
-# rows.
+# the bin itself: the tick, from each row's own counts. Hollow marks are derived by an independent
+# NumPy model of the steps, filled ones are records of the twin and of the emulated AMD code, each
+# over several rows; the table below has all targets.
 
 # %%
 recorded = evidence.checks(

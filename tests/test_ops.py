@@ -690,3 +690,18 @@ def test_a_lazily_negated_table_is_refused_whatever_was_called_before():
     topk_lab.topk_paged(logits, 5, table, 64)
     with pytest.raises(TypeError, match="page_table must hold its values in memory"):
         topk_lab.topk_paged(logits, 5, torch._neg_view(table), 64)
+
+
+def test_a_compiled_call_of_any_size_takes_a_table_a_sequence():
+    def selected(logits, table, seq_lens):
+        return topk_lab.topk_paged(logits, 5, table, 64, seq_lens=seq_lens, next_n=2)
+
+    compiled = torch.compile(selected, fullgraph=True, backend="aot_eager", dynamic=True)
+    for batch in (2, 3):
+        logits = rows(2 * batch, 1000)
+        table = torch.arange(16 * batch, dtype=torch.int32).view(batch, 16)
+        seq_lens = torch.full((batch,), 600, dtype=torch.int32)
+        assert torch.equal(
+            compiled(logits, table, seq_lens).sort().values,
+            selected(logits, table, seq_lens).sort().values,
+        )

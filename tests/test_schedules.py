@@ -142,8 +142,7 @@ def test_variant_text_round_trips_with_its_changes():
         ),
         (
             "sglang_block1024[fits_rule=true]",
-            "^policy field must be one of block_size, stash_kib, max_k, overflow, "
-            "got 'fits_rule=true'$",
+            "^policy field must be one of block_size, stash_kib, overflow, got 'fits_rule=true'$",
         ),
         ("vllm_k512[overflow=drop]", "policy field must be one of .*, got 'overflow=drop'"),
         ("sglang_block512[overflow]", "policy field must be one of .*, got 'overflow'"),
@@ -220,3 +219,17 @@ def test_every_ablation_differs_from_its_variant():
         for suffix, fields in ablations.items():
             policy = dataclasses.replace(POLICIES[name], **fields)
             assert schedules.Variant(name, policy).ablation == suffix
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("sglang_block512[max_k=4]", "policy field must be one of block_size, stash_kib, overflow"),
+        ("vllm_k512[max_k=4]", "policy field must be one of block_size, merge_block_size, final_"),
+        ("sglang_block512[stash_kib=40,stash_kib=48]", "policy field stash_kib must be given once"),
+        ("sglang_block512[block_size=7]", "block_size must be one of 256, 512, 768, 1024, got 7"),
+    ],
+)
+def test_fields_that_would_mean_nothing_are_refused(text, message):
+    with pytest.raises(ValueError, match=message):
+        parse_variant(text)

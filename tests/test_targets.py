@@ -46,7 +46,7 @@ def run(logits=ROWS, k=512, target="gfx950", variant="vllm_k512", **options):
         ({"k": True}, TypeError, "k must be an int"),
         ({"k": "512"}, TypeError, "k must be an int"),
         ({"k": -1}, ValueError, "k must be at least 1"),
-        ({"seed": -1}, ValueError, "seed must be at least 1"),
+        ({"seed": -1}, ValueError, "seed must be at least 0"),
         ({"seed": "x"}, TypeError, "seed must be an int"),
         ({"logits": [[1.0]]}, TypeError, "logits must be an ndarray, got list"),
         ({"logits": ROWS[0]}, ValueError, "logits must have shape"),
@@ -127,13 +127,13 @@ def test_empty_arrays_are_taken(target, shape):
         (
             {"page_table": np.asfortranarray(PAGES)},
             ValueError,
-            r"^page_table must be contiguous in the last dimension, with a row stride .*, "
+            r"^page_table must be aligned, contiguous in the last dimension, with a row stride .*, "
             r"got strides \(4, 8\) bytes$",
         ),
         (
             {"page_table": np.zeros((2, 32), np.int32)[:, ::2]},
             ValueError,
-            r"^page_table must be contiguous in the last dimension, with a row stride .*, "
+            r"^page_table must be aligned, contiguous in the last dimension, with a row stride .*, "
             r"got strides \(128, 8\) bytes$",
         ),
         (
@@ -171,10 +171,11 @@ def test_an_order_that_a_variant_lacks_is_refused(target):
     for variant, order, others in (
         ("vllm_k512", "index", "reference, sglang_block512, sglang_block1024"),
         ("sglang_block512", "value", "reference"),
-        ("sglang_block512", "sorted", ""),
     ):
         with pytest.raises(ValueError, match=f"got '{order}', which {others} offers$"):
             run(target=target, variant=variant, order=order)
+    with pytest.raises(ValueError, match=r"^order must be one of any, .*, got 'sorted'$"):
+        run(target=target, order="sorted")
 
 
 def due_slots(indices, table, page_size):

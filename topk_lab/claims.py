@@ -298,7 +298,9 @@ def _published_text(claim: Claim) -> str:
     else:
         text = _value_text(claim.published)
     bound = "" if claim.compare == "equal" else f"{claim.compare} "
-    return f"{bound}{text}{'' if claim.unit in ('x', '%') else ' '}{claim.unit}".strip()
+    within = f" (within {claim.tolerance:.0%})" if claim.tolerance else ""
+    unit = claim.unit if claim.unit in ("x", "%") else f" {claim.unit}".rstrip()
+    return f"{bound}{text}{unit}{within}"
 
 
 def _judge(claim: Claim, cells: list[dict[str, Any]]) -> _Finding:

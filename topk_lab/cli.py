@@ -57,7 +57,7 @@ def main() -> None:
 def _targets(text: str) -> list[str]:
     from topk_lab.targets import TARGETS
 
-    chosen = text.split(",")
+    chosen = list(dict.fromkeys(text.split(",")))
     for target in chosen:
         if target not in TARGETS:
             raise ValueError(f"target must be one of {', '.join(TARGETS)}, got {target!r}")
@@ -353,11 +353,14 @@ def bench(experiment: str, axes: tuple[str, ...], shard: str, resume: bool, out:
     part, slash, parts = shard.partition("/")
     if not (slash and part.isdecimal() and parts.isdecimal()):
         raise ValueError(f"--shard must read i/n, got {shard!r}")
+    alone = experiment.replace("-", "_") == "host_overhead"
+    if alone and (axes or resume or shard != "1/1"):
+        raise ValueError("host_overhead must be run whole, got --axis, --shard or --resume")
+    if not alone:
+        benching.planned(experiment, chosen, (int(part), int(parts)))
     device = benching.TorchDevice()
     recorder = verifying.recorder(out, [device.target])
-    if experiment.replace("-", "_") == "host_overhead":
-        if axes or resume or shard != "1/1":
-            raise ValueError("host_overhead must be run whole, got --axis, --shard or --resume")
+    if alone:
         benching.host_overhead(recorder, say=click.echo)
         return
     recorded = benching.run(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from topk_lab import schedules
+from topk_lab.contract.words import ORDERS, TIE_BREAKS, check_word
 
 __all__ = ["VARIANTS", "VariantInfo", "gated", "resolve"]
 
@@ -122,6 +123,8 @@ def resolve(variant: str, *, tie_break: str = "any", order: str = "any") -> Vari
     info = VARIANTS.get(name)
     if info is None or (bracket and name not in schedules.POLICIES):
         raise ValueError(f"variant must be one of {', '.join(VARIANTS)}, got {variant!r}")
+    check_word("tie_break", tie_break, TIE_BREAKS)
+    check_word("order", order, ORDERS)
     for name, wanted, field in (("tie_break", tie_break, "tie_breaks"), ("order", order, "orders")):
         if wanted not in getattr(info, field):
             able = [other.name for other in VARIANTS.values() if wanted in getattr(other, field)]

@@ -32,6 +32,7 @@ FINAL_ORDERS = ("rank_count", "radix_sort", "by_size")
 OVERFLOWS = ("rescan", "drop")
 # Of gfx950, of gfx942, and one that LDS of 64 KiB has no room for: the twin's alone.
 STASH_KIB = (40, 48, 128)
+BLOCK_SIZES = (256, 512, 768, 1024)  # of a block a row
 
 # With final_order="by_size", up to this many final items are ranked, more are sorted.
 RANK_COUNT_LIMIT = 128
@@ -247,7 +248,7 @@ FIELD_WORDS = {"final_pad": FINAL_PADS, "final_order": FINAL_ORDERS, "overflow":
 FIELD_NUMBERS = {"stash_kib": STASH_KIB}
 
 
-def _field_value(default: object, name: str, text: str) -> object:
+def _field_value(default: object, name: str, text: str, numbers: tuple[int, ...] | None) -> object:
     if isinstance(default, bool):
         if text not in ("true", "false"):
             raise ValueError(f"policy field {name} must be true or false, got {text!r}")
@@ -257,7 +258,7 @@ def _field_value(default: object, name: str, text: str) -> object:
             raise ValueError(
                 f"policy field {name} must be a whole number up to {MOST_OF_A_FIELD}, got {text!r}"
             )
-        allowed = FIELD_NUMBERS.get(name, (int(text),))
+        allowed = numbers or FIELD_NUMBERS.get(name, (int(text),))
         if int(text) not in allowed:
             raise ValueError(
                 f"policy field {name} must be one of {', '.join(map(str, allowed))}, got {text}"
@@ -300,14 +301,18 @@ def parse_variant(text: str) -> Variant:
     if not rest.endswith("]"):
         raise ValueError(f"variant must read name[field=value,...], got {text!r}")
     changes: dict[str, object] = {}
-    known = [field.name for field in dataclasses.fields(policy)]
+    # max_k is what the kernel was made for: no other can be asked of it.
+    known = [field.name for field in dataclasses.fields(policy) if field.name != "max_k"]
     for item in filter(None, rest[:-1].split(",")):
         field, equals, value = (part.strip() for part in item.partition("="))
         if field not in known or not equals:
             raise ValueError(
                 f"policy field must be one of {', '.join(known)}, got {item.strip()!r}"
             )
-        changes[field] = _field_value(getattr(policy, field), field, value)
+        if field in changes:
+            raise ValueError(f"policy field {field} must be given once, got {text!r}")
+        allowed = BLOCK_SIZES if field == "block_size" and isinstance(policy, StashPolicy) else None
+        changes[field] = _field_value(getattr(policy, field), field, value, allowed)
     return Variant(name, dataclasses.replace(policy, **changes))
 
 

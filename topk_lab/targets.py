@@ -358,7 +358,7 @@ def run(
     _check_logits(logits)
     k = positive_int("k", k, INT32_MAX)
     if seed is not None:
-        seed = positive_int("seed", seed) if seed != 0 else 0
+        seed = positive_int("seed", seed, least=0)
     for name, lengths in (
         ("row_ends", row_ends),
         ("row_starts", row_starts),
@@ -466,11 +466,14 @@ def _paging(
     bits, rows_a_table = check_pages_shape(page_table.shape, page_size, *shape, per_sequence)
     row_stride, column_stride = page_table.strides
     if page_table.size and (
-        (column_stride != 4 and page_table.shape[1] > 1) or row_stride < 0 or row_stride % 4
+        (column_stride != 4 and page_table.shape[1] > 1)
+        or row_stride < 0
+        or row_stride % 4
+        or not page_table.flags.aligned
     ):
         raise ValueError(
-            "page_table must be contiguous in the last dimension, with a row stride of whole "
-            f"elements that is not negative, got strides {page_table.strides} bytes"
+            "page_table must be aligned, contiguous in the last dimension, with a row stride of "
+            f"whole elements that is not negative, got strides {page_table.strides} bytes"
         )
     return plans.Paging(page_table.strides[0] // 4, k, bits, rows_a_table)
 

@@ -8,7 +8,7 @@ recorded through `topk_lab.results`; `topk_lab.bench.ratios` compares records wi
 
 from topk_lab.bench.cells import Cell, Experiment
 from topk_lab.bench.device import Device, TorchDevice
-from topk_lab.bench.experiments import EXPERIMENTS, run
+from topk_lab.bench.experiments import EXPERIMENTS, planned, run
 from topk_lab.bench.overhead import host_overhead
 from topk_lab.bench.ratios import against_published, geomeans
 from topk_lab.bench.timing import Candidate, Effort, Timing, measure
@@ -26,5 +26,6 @@ __all__ = [
     "geomeans",
     "host_overhead",
     "measure",
+    "planned",
     "run",
 ]

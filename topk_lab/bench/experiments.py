@@ -19,7 +19,7 @@ from topk_lab.bench.latency import latency_candidates, latency_cells, latency_co
 from topk_lab.bench.ratios import MIRRORS, PUBLISHED_TIMES, TORCH, published_shapes
 from topk_lab.bench.timing import Candidate, Effort, Timing, measure
 
-__all__ = ["EXPERIMENTS", "run"]
+__all__ = ["EXPERIMENTS", "planned", "run"]
 
 
 def _reference_cells() -> list[Cell]:
@@ -94,6 +94,37 @@ def _line(cell: Cell, variant: str, timing: Timing) -> str:
     return f"{cell}: {variant} {timing.median_us:.2f} us ({spread})"
 
 
+def planned(
+    name: str, axes: Mapping[str, Sequence[Any]], shard: tuple[int, int]
+) -> tuple[Experiment, list[Cell]]:
+    """The experiment and those of its cells that are asked for, in the order of a run.
+
+    Parameters
+    ----------
+    name, axes, shard
+        As for `run`.
+
+    Returns
+    -------
+    Experiment, list of Cell
+
+    Raises
+    ------
+    ValueError
+        Unknown experiment, axis or value, or a bad shard.
+    """
+    experiment = EXPERIMENTS.get(name.replace("-", "_"))
+    if experiment is None:
+        raise ValueError(f"experiment must be one of {', '.join(EXPERIMENTS)}, got {name!r}")
+    first, step = shard
+    if not 1 <= first <= step:
+        raise ValueError(f"shard must be (i, n) with 1 <= i <= n, got {shard}")
+    cells = experiment.chosen(axes)
+    # Neighbours in the list are alike: clocks and heat would follow the axes.
+    random.Random(0).shuffle(cells)
+    return experiment, cells[first - 1 :: step]
+
+
 def run(
     name: str,
     recorder: results.Recorder,
@@ -140,16 +171,7 @@ def run(
     ValueError
         Unknown experiment, axis or value, a bad shard, no GPU.
     """
-    experiment = EXPERIMENTS.get(name.replace("-", "_"))
-    if experiment is None:
-        raise ValueError(f"experiment must be one of {', '.join(EXPERIMENTS)}, got {name!r}")
-    first, step = shard
-    if not 1 <= first <= step:
-        raise ValueError(f"shard must be (i, n) with 1 <= i <= n, got {shard}")
-    cells = experiment.chosen(axes or {})
-    # Neighbours in the list are alike: clocks and heat would follow the axes.
-    random.Random(0).shuffle(cells)
-    cells = cells[first - 1 :: step]
+    experiment, cells = planned(name, axes or {}, shard)
     device = device or TorchDevice()
     if resume:
         timed = _timed_before(recorder, experiment.name, device.target)

@@ -285,7 +285,10 @@ def check_pages_shape(
     table_rows, pages = shape
     shared = table_rows and num_rows % table_rows == 0 and num_rows > table_rows
     next_n = num_rows // table_rows if shared else 1
-    if table_rows != num_rows and (not shared or per_sequence not in (None, next_n)):
+    # Compared, not looked up: symbolic sizes are equal to numbers, but not found among them.
+    if table_rows != num_rows and (
+        not shared or (per_sequence is not None and per_sequence != next_n)
+    ):
         batch = num_rows // per_sequence if per_sequence else "batch"
         raise ValueError(
             f"page_table must have shape (num_rows, pages) = ({num_rows}, pages) or "

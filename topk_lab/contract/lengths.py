@@ -62,7 +62,7 @@ def row_ends_from(
         raise ValueError(
             f"seq_lens must have shape (batch,) or (batch, next_n), got {tuple(seq_lens.shape)}"
         )
-    if seq_lens.ndim == 2 and next_n not in (1, seq_lens.shape[1]):
+    if seq_lens.ndim == 2 and next_n != 1 and next_n != seq_lens.shape[1]:
         raise ValueError(
             f"seq_lens must have shape (batch, next_n) with next_n = {next_n}, "
             f"got {tuple(seq_lens.shape)}"
@@ -166,7 +166,7 @@ def check_seq_lens_shape(shape: tuple[int, ...], num_rows: int, next_n: int) -> 
                 f"seq_lens must have shape (num_rows / next_n,) = ({num_rows // next_n},), "
                 f"got {shape}"
             )
-    elif len(shape) != 2 or shape[0] * shape[1] != num_rows or next_n not in (1, shape[1]):
+    elif len(shape) != 2 or shape[0] * shape[1] != num_rows or (next_n != 1 and next_n != shape[1]):
         per_sequence = "next_n" if next_n == 1 else f"next_n = {next_n}"
         raise ValueError(
             f"seq_lens must have shape (batch,) or (batch, {per_sequence}) "

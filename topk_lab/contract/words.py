@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import numpy as np
@@ -29,15 +30,22 @@ def dtype_name(value: Any) -> str:
     return type_name(value) if dtype is None else str(dtype).removeprefix("torch.")
 
 
-def positive_int(name: str, value: Any, most: int | None = None) -> int:
-    """Return value as an int of at least 1 and at most `most`, or raise."""
+def is_symbolic(value: Any) -> bool:
+    """Whether a number stands for one of a compiled graph, which must not be read."""
+    return type(value).__module__.startswith("torch")
+
+
+def positive_int(name: str, value: Any, most: int | None = None, *, least: int = 1) -> int:
+    """Return value as an int of at least `least` and at most `most`, or raise."""
     if isinstance(value, np.integer):
         value = int(value)
     # A tensor has __index__ too, but reading it would wait for the device.
     if isinstance(value, bool) or not hasattr(value, "__index__") or hasattr(value, "dtype"):
         raise TypeError(f"{name} must be an int, got {value!r} ({type_name(value)})")
-    if value < 1:
-        raise ValueError(f"{name} must be at least 1, got {value}")
+    if type(value) is not int and not is_symbolic(value):
+        value = operator.index(value)
+    if value < least:
+        raise ValueError(f"{name} must be at least {least}, got {value}")
     if most is not None and value > most:
         raise ValueError(f"{name} must be at most {most}, got {value}")
     return value

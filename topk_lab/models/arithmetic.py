@@ -263,13 +263,9 @@ def published_recall() -> pd.DataFrame:
     -------
     pandas.DataFrame
         One row a workload, shape and capacity: ``distribution``, ``workload``, ``num_cols``, ``k``,
-        ``population``, ``capacity``, ``overflow`` (drop), ``recall``, ``expected`` (by
-        `expected_recall`), ``kind``, ``origin``, ``hardware``, ``date``.
-
-    Notes
-    -----
-    Wherever the table's population exceeds a capacity, the threshold bin is the topmost that holds
-    anything: none of the winners lie above it.
+        ``population``, ``capacity``, ``overflow`` (drop), ``recall``, ``expected`` (NaN: the table
+        does not say how many winners lie above the threshold bin), ``kind``, ``origin``,
+        ``hardware``, ``date``.
     """
     table = results.load_published(STASH)
     capacities = [name for name in table if name.startswith(CAPACITY)]
@@ -281,10 +277,7 @@ def published_recall() -> pd.DataFrame:
     )
     frame["capacity"] = frame["capacity"].str.removeprefix(CAPACITY).astype(int)
     frame["overflow"] = "drop"
-    frame["expected"] = [
-        expected_recall(line.k, 0, line.population, line.capacity)
-        for line in frame.itertuples(index=False)
-    ]
+    frame["expected"] = math.nan
     return _with_origin(frame, table, table["kind"].iloc[0])
 
 
