@@ -393,8 +393,8 @@ SGLANG_CHANGES = {
     ),
     "a-row-of-k-is-compared": (
         "stash_kernels",
-        "slice.length <= params.k",
-        "slice.length < params.k",
+        "slice.length <= call.k",
+        "slice.length < call.k",
     ),
     "a-column-past-the-end": ("stash_kernels", "i < slice.length ? i", "i <= slice.length ? i"),
 }
@@ -425,13 +425,13 @@ SLOT_CHANGES = {
 PAGING_CHANGES = {
     "last-slot-not-written": (
         "page_table",
-        "i < params.k;",
-        "i < params.k - 1;",
+        "i < params.call.k;",
+        "i < params.call.k - 1;",
     ),
     "indices-of-row-0": (
         "page_table",
-        "params.indices + static_cast<int64_t>(row) * params.indices_stride",
-        "params.indices + static_cast<int64_t>(row - row) * params.indices_stride",
+        "params.call.indices + static_cast<int64_t>(row) * params.call.indices_stride",
+        "params.call.indices + static_cast<int64_t>(row - row) * params.call.indices_stride",
     ),
     "first-threads-alone": (
         "page_table",
