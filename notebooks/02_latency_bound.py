@@ -248,26 +248,13 @@ step[["quantity", "condition", "unit", "published", "model", "difference", "verd
 # runs.
 #
 # ## The claims
+#
+# What is said of times above is said of the committed device. Another one, timed live, may differ:
+# then the tables say how, and the claims about its times are left to the claims table.
 
 # %%
 assert warm["device"].nunique() == 1
 assert (warm["status"] == "ok").all(), "every timed answer was checked exact first"
-
-first = flat.loc[f"to {one_each} rows, a block a unit at most"]
-baseline_flat = first[(first["variant"] == BASELINE) & (first["num_cols"] == LONGEST)]
-assert baseline_flat["verdict"].tolist() == ["latency-bound"], "flat while units have a block each"
-assert "throughput-bound" not in set(first["verdict"])
-over = flat.loc["to 256 rows, as published"]
-assert (over["growth"] > models.FLAT_GROWTH).all(), "then it grows"
-beyond = flat.loc[f"from {one_each} rows on"]
-assert set(beyond.loc[beyond["num_cols"] == LONGEST, "verdict"]) == {"throughput-bound"}
-
-turns, together = "one block a unit at a time", "all resident blocks at once"
-assert (residuals[turns] < residuals[together]).all(), "taking turns is the better model"
-assert (slowest.iloc[-1] >= slowest.loc[8]).all(), "some later row needs as many passes or more"
-alone_rows = table[table["num_rows"] <= units]
-assert (2 * alone_rows["share"] < 0.5).all(), "two reads are less than half of the time"
-assert (apart.iloc[-1].loc[CANDIDATE].diff().dropna() < 0).all(), "residency is worth something"
 
 gfx950 = residency[residency["target"] == "gfx950"].set_index("threads")["blocks a unit"]
 assert gfx950[1024] < gfx950[512]
@@ -280,15 +267,32 @@ halved = (
 )
 assert 1.9 < halved < 2.1, "twice the waves, half the work of each"
 assert by_size.loc["barriers of a wave"].nunique() == 1, "every wave passes every barrier"
+assert (slowest.iloc[-1] >= slowest.iloc[0]).all(), "some later row needs as many passes or more"
 
-gain = speedups[speedups["cache"] == "warm"].set_index("num_cols")["speedup"]
-assert gain.is_monotonic_increasing, "the gain grows with the row"
-assert gain[LONGEST] > 1 > gain.iloc[0]
 assert (isolated.set_index("c4_len")["speedup"].sort_index().diff().dropna() > 0).all()
-
 assert step.set_index("quantity").loc["kernel_speedup", "verdict"] == "agrees"
 assert set(step.loc[step["quantity"] == "throughput_gain", "verdict"]) == {
     "above the model",
     "below the model",
 }
 assert all(schedules.POLICIES[name].sound for name in (BASELINE, CANDIDATE))
+
+if warm["device"].iloc[0] == models.DEVICES["sm_90"].name:
+    first = flat.loc[f"to {one_each} rows, a block a unit at most"]
+    baseline_flat = first[(first["variant"] == BASELINE) & (first["num_cols"] == LONGEST)]
+    assert baseline_flat["verdict"].tolist() == ["latency-bound"], "flat to a block a unit"
+    assert "throughput-bound" not in set(first["verdict"])
+    over = flat.loc["to 256 rows, as published"]
+    assert (over["growth"] > models.FLAT_GROWTH).all(), "then it grows"
+    beyond = flat.loc[f"from {one_each} rows on"]
+    assert set(beyond.loc[beyond["num_cols"] == LONGEST, "verdict"]) == {"throughput-bound"}
+
+    turns, together = "one block a unit at a time", "all resident blocks at once"
+    assert (residuals[turns] < residuals[together]).all(), "taking turns is the better model"
+    few = table[table["num_rows"] <= units]
+    assert (2 * few["share"] < 0.5).all(), "two reads are less than half of the time"
+    assert (apart.iloc[-1].loc[CANDIDATE].diff().dropna() < 0).all(), "residency is worth something"
+
+    gain = speedups[speedups["cache"] == "warm"].set_index("num_cols")["speedup"]
+    assert gain.is_monotonic_increasing, "the gain grows with the row"
+    assert gain[LONGEST] > 1 > gain.iloc[0]
