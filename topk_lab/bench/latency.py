@@ -1,8 +1,8 @@
 """Does the time of one block a row grow with the number of rows?
 
 The SGLang selection with its page transform, over rows and row lengths, at several block sizes. One
-block works on a row, so the time should not change before the device is full of blocks. On one
-length blocks are also kept apart: each asks for so much LDS that a compute unit holds a given
+block works on a row, so the time should hardly change before every compute unit has a block. On
+one length blocks are also kept apart: each asks for so much LDS that a compute unit holds a given
 number of them.
 """
 
