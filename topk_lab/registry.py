@@ -62,6 +62,12 @@ VARIANTS = {
             ("numba", *EMULATED_TARGETS, *DEVICE_TARGETS),
             schedules.POLICIES["vllm_k512"].max_k,
         ),
+        VariantInfo(
+            "vllm_k512_uncrowded",
+            "the same, any crowded bin kept back, no bin of equal logits refined",
+            ("numba", *EMULATED_TARGETS, *DEVICE_TARGETS),
+            schedules.POLICIES["vllm_k512_uncrowded"].max_k,
+        ),
         *(
             VariantInfo(
                 name,

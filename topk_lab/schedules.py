@@ -19,6 +19,7 @@ __all__ = [
     "StashPolicy",
     "TopKPolicy",
     "Variant",
+    "ablations",
     "active_splits",
     "gate_refusal",
     "max_splits",
@@ -29,6 +30,8 @@ KIBI = 1024
 
 FINAL_PADS = ("after_all", "neg_inf", "neg_flt_max")
 FINAL_ORDERS = ("rank_count", "radix_sort", "by_size")
+INCREMENTS = ("each", "opaque", "wave", "crowd", "native")
+SPLIT_SCHEDULES = ("generic", "k512")
 OVERFLOWS = ("rescan", "drop")
 # Of gfx950, of gfx942, and one that LDS of 64 KiB has no room for: the twin's alone.
 STASH_KIB = (40, 48, 128)
@@ -61,10 +64,20 @@ class TopKPolicy:
         Each thread counts its -inf logits and adds them to their bin once.
     fits_rule : bool
         A threshold bin that holds -inf never becomes final items before step 3.
+    equal_shortcut : bool
+        A threshold bin that does not fit is collected as if its logits were equal; where they are,
+        no further step is taken.
     final_pad : {"after_all", "neg_inf", "neg_flt_max"}
         Key of the places that the final sort fills up with; its index is -1.
     final_order : {"rank_count", "radix_sort", "by_size"}
         How final items are ordered.
+    increments : {"each", "opaque", "wave", "crowd", "native"}
+        How logits are added to their bins: one by one; the same with an amount that the compiler
+        can't see; once for all lanes of a wave that share the bin of the first one; a bin that
+        many of a wave's lanes look at is kept back and added once; or the last on AMD devices and
+        the first on NVIDIA's, whose hardware adds up the lanes that share an address.
+    splits : {"generic", "k512"}
+        Schedule of the splits of a row.
     """
 
     block_size: int
@@ -73,8 +86,11 @@ class TopKPolicy:
     max_k: int
     count_neg_inf: bool
     fits_rule: bool
+    equal_shortcut: bool
     final_pad: str
     final_order: str
+    increments: str
+    splits: str
 
     @property
     def unsound_because(self) -> str | None:
@@ -131,6 +147,20 @@ class StashPolicy:
         return self.unsound_because is None
 
 
+_K512 = TopKPolicy(
+    block_size=1024,
+    merge_block_size=1024,
+    final_capacity=1024,
+    max_k=512,
+    count_neg_inf=True,
+    fits_rule=True,
+    equal_shortcut=False,
+    final_pad="neg_inf",
+    final_order="by_size",
+    increments="each",
+    splits="k512",
+)
+
 POLICIES: dict[str, TopKPolicy | StashPolicy] = {
     "vllm_generic": TopKPolicy(
         block_size=512,
@@ -139,34 +169,44 @@ POLICIES: dict[str, TopKPolicy | StashPolicy] = {
         max_k=2048,
         count_neg_inf=False,
         fits_rule=False,
+        equal_shortcut=False,
         final_pad="after_all",
         final_order="radix_sort",
+        increments="each",
+        splits="generic",
     ),
-    "vllm_k512": TopKPolicy(
-        block_size=1024,
-        merge_block_size=1024,
-        final_capacity=1024,
-        max_k=512,
-        count_neg_inf=True,
-        fits_rule=True,
-        final_pad="neg_inf",
-        final_order="by_size",
+    "vllm_k512": _K512,
+    "vllm_k512_uncrowded": dataclasses.replace(
+        _K512, count_neg_inf=False, equal_shortcut=True, increments="native"
     ),
     "sglang_block512": StashPolicy(block_size=512, stash_kib=40, max_k=1024, overflow="rescan"),
     "sglang_block1024": StashPolicy(block_size=1024, stash_kib=40, max_k=1024, overflow="rescan"),
 }
+
+# No remedy for -inf: not counted apart, and sorted under pads that keep it exact.
+_UNSORTED = {"count_neg_inf": False, "fits_rule": False, "final_pad": "after_all"}
 
 # The compiled departures from a policy: kernel-name suffix -> the fields that differ.
 ABLATIONS = {
     "vllm_k512": {
         "no_count": {"count_neg_inf": False},
         "capacity_2048": {"final_capacity": 2048},
+        "rank_count": {"final_order": "rank_count"},
+        "radix_sort": {"final_order": "radix_sort"},
         "no_fits_rule": {"fits_rule": False},
         "pad_after_all": {"final_pad": "after_all"},
         "no_fits_rule_pad_after_all": {"fits_rule": False, "final_pad": "after_all"},
         "pad_neg_flt_max": {"final_pad": "neg_flt_max"},
         "no_fits_rule_pad_neg_flt_max": {"fits_rule": False, "final_pad": "neg_flt_max"},
+        "no_changes": _UNSORTED | {"final_capacity": 2048, "final_order": "radix_sort"},
+        "capacity_alone": _UNSORTED | {"final_order": "radix_sort"},
+        "capacity_and_order": _UNSORTED,
+        "shortcut": {"equal_shortcut": True},
+        "no_count_wave": {"count_neg_inf": False, "increments": "wave"},
+        "no_count_crowd": {"count_neg_inf": False, "increments": "crowd"},
+        "no_count_opaque": {"count_neg_inf": False, "increments": "opaque"},
     },
+    "vllm_k512_uncrowded": {},
     "vllm_generic": {},
     "sglang_block512": {
         "stash48": {"stash_kib": 48},
@@ -243,8 +283,31 @@ class Variant:
         return f"{self.name}[{fields}]"
 
 
+def ablations(name: str) -> tuple[Variant, ...]:
+    """The compiled departures from a variant, in the order in which code objects are asked.
+
+    Parameters
+    ----------
+    name : str
+        Key of `POLICIES`.
+
+    Returns
+    -------
+    tuple of Variant
+    """
+    return tuple(
+        Variant(name, dataclasses.replace(POLICIES[name], **fields))
+        for fields in ABLATIONS[name].values()
+    )
+
+
 # Fields that take one of few values.
-FIELD_WORDS = {"final_pad": FINAL_PADS, "final_order": FINAL_ORDERS, "overflow": OVERFLOWS}
+FIELD_WORDS = {
+    "final_pad": FINAL_PADS,
+    "final_order": FINAL_ORDERS,
+    "increments": INCREMENTS,
+    "overflow": OVERFLOWS,
+}
 FIELD_NUMBERS = {"stash_kib": STASH_KIB}
 
 
@@ -301,8 +364,9 @@ def parse_variant(text: str) -> Variant:
     if not rest.endswith("]"):
         raise ValueError(f"variant must read name[field=value,...], got {text!r}")
     changes: dict[str, object] = {}
-    # max_k is what the kernel was made for: no other can be asked of it.
-    known = [field.name for field in dataclasses.fields(policy) if field.name != "max_k"]
+    # These are what the kernel was made for: no other can be asked of it.
+    fixed = ("max_k", "splits")
+    known = [field.name for field in dataclasses.fields(policy) if field.name not in fixed]
     for item in filter(None, rest[:-1].split(",")):
         field, equals, value = (part.strip() for part in item.partition("="))
         if field not in known or not equals:
@@ -331,9 +395,10 @@ def max_splits(name: str, num_rows: int, num_cols: int) -> int:
     int
         Second grid dimension, and the splits that the workspace holds; 1 means no merge.
     """
-    if isinstance(POLICIES[name], StashPolicy):
+    policy = POLICIES[name]
+    if isinstance(policy, StashPolicy):
         return 1
-    if name == "vllm_generic":
+    if policy.splits == "generic":
         return GENERIC_SPLITS if num_cols >= GENERIC_SPLIT_COLUMNS else 1
     if num_rows <= 32 and num_cols > 16 * KIBI:
         return 16
@@ -363,10 +428,11 @@ def active_splits(name: str, num_rows: int, row_len: int, split_limit: int) -> i
     Returns
     -------
     int
-        At least 1, at most `split_limit`; active splits of ``vllm_k512`` hold 512
+        At least 1, at most `split_limit`; active splits of the ``k512`` schedule hold 512
         columns or more.
     """
-    if name != "vllm_k512":
+    policy = POLICIES[name]
+    if isinstance(policy, StashPolicy) or policy.splits == "generic":
         return split_limit
     if num_rows <= 32:
         steps = ((256 * KIBI, 16), (128 * KIBI, 10), (16 * KIBI, 8))
@@ -397,13 +463,14 @@ def gate_refusal(name: str, num_rows: int, num_cols: int, k: int) -> str | None:
     str or None
         One line: the argument, what is required, what came.
     """
-    if name == "vllm_k512":
+    policy = POLICIES[name]
+    if isinstance(policy, TopKPolicy) and policy.splits == "k512":
         if k != 512:
-            return f"k must be 512 for vllm_k512, got {k}"
+            return f"k must be 512 for {name}, got {k}"
         if num_rows > K512_MAX_ROWS:
-            return f"num_rows must be at most {K512_MAX_ROWS} for vllm_k512, got {num_rows}"
+            return f"num_rows must be at most {K512_MAX_ROWS} for {name}, got {num_rows}"
         if num_cols > K512_MAX_COLUMNS:
-            return f"num_cols must be at most {K512_MAX_COLUMNS} for vllm_k512, got {num_cols}"
+            return f"num_cols must be at most {K512_MAX_COLUMNS} for {name}, got {num_cols}"
         return None
-    limit = POLICIES[name].max_k
+    limit = policy.max_k
     return None if 1 <= k <= limit else f"k must be in [1, {limit}] for {name}, got {k}"

@@ -1,5 +1,7 @@
-// The two vLLM selections: before #56743 (vllm_generic) and after it for k = 512 (vllm_k512).
+// The two vLLM selections: before #56743 (vllm_generic) and after it for k = 512 (vllm_k512); and the
+// latter without the contention that it leaves (vllm_k512_uncrowded).
 #include <topk_lab/kernel_pair.hpp>
+#include <topk_lab/policy_changes.hpp>
 #include <topk_lab/policy_probe.hpp>
 #include <topk_lab/row_kernels.hpp>
 
@@ -12,6 +14,7 @@ inline constexpr TopKPolicy vllm_generic_rank_count{.final_order = FinalOrder::r
 
 TOPK_LAB_KERNEL_PAIR(vllm_generic, topk_lab::vllm_generic)
 TOPK_LAB_KERNEL_PAIR(vllm_k512, topk_lab::vllm_k512)
+TOPK_LAB_KERNEL_PAIR(vllm_k512_uncrowded, topk_lab::vllm_k512_uncrowded)
 
 TOPK_LAB_KERNEL(vllm_generic_rank_count_select, select_splits, topk_lab::vllm_generic_rank_count,
                 topk_lab::vllm_generic_rank_count.block_size, false)
@@ -24,4 +27,5 @@ extern "C" __global__ void __launch_bounds__(topk_lab::policy_probe_block_size)
   topk_lab::probe_splits(params);
   topk_lab::probe_policy<topk_lab::vllm_generic>(params, 0);
   topk_lab::probe_policy<topk_lab::vllm_k512>(params, 1);
+  topk_lab::probe_policy<topk_lab::vllm_k512_uncrowded>(params, 2);
 }

@@ -64,6 +64,7 @@ class StepPolicy(NamedTuple):
     final_pad_key: np.uint32
     count_neg_inf: bool
     fits_rule: bool
+    equal_shortcut: bool
 
 
 class Threshold(NamedTuple):
@@ -89,7 +90,8 @@ class Selected(NamedTuple):
 
 
 STEP_POLICY = types.NamedTuple(
-    (types.int64, types.int64, types.uint32, types.boolean, types.boolean), StepPolicy
+    (types.int64, types.int64, types.uint32, types.boolean, types.boolean, types.boolean),
+    StepPolicy,
 )
 
 
@@ -99,7 +101,8 @@ def histogram_step(step, prefix, logits, count_neg_inf, histogram):
 
     After: ``histogram[b]`` is the number of logits that match the prefix and fall into bin b. With
     `count_neg_inf` the -inf logits are counted apart and added once: the totals are the same, a
-    device is spared one atomic each on a single address.
+    device is spared one atomic each on a single address (`topk_lab.reference.increments` says how
+    many it makes).
 
     Parameters
     ----------
@@ -166,13 +169,17 @@ def final_bin_fits(step, prefix, threshold, policy):
 
 
 @njit
-def collect(step, prefix, logits, threshold, fits, found, selected, items):
+def collect(step, prefix, logits, threshold, fits, policy, found, selected, items):
     """Step "collect": logits above the threshold bin are selected, those in it become candidates.
 
     Before: ``above < k <= above + bin_size``. After: every logit above the threshold bin has a slot
-    below `above`, unless this is step 0 and the bin does not fit: step 1 starts from scratch and
-    would select them again. Of the threshold bin all are final items if it fits; in step 3 all are
-    equal and take the slots [above, k) in order.
+    below `above`, unless this is a step 0 that leaves all to step 1, which starts from scratch and
+    would select them again. Of the threshold bin, all are final items if it fits; if its logits are
+    equal, they take the slots [above, k) in order.
+
+    In step 3 they always are equal. With the shortcut they are presumed to be in each step in which
+    the bin does not fit, and found out if they are not: the pass would select nothing of the bin
+    otherwise. Nothing is lost then, since the next step hands out the same slots again.
 
     Parameters
     ----------
@@ -181,6 +188,7 @@ def collect(step, prefix, logits, threshold, fits, found, selected, items):
     logits : (length,) uint32
     threshold : Threshold
     fits : bool
+    policy : StepPolicy
     found : int64
         Slots handed out so far.
     selected : Selected
@@ -191,26 +199,34 @@ def collect(step, prefix, logits, threshold, fits, found, selected, items):
     Returns
     -------
     found : int64
-        `above`, or 0 after a step 0 that did not fit.
+        `above`, or 0 after a step 0 that leaves all to step 1.
     num_items : int64
         Final items.
-    tie_cursor : int64
-        Next slot for logits equal to the k-th: above + bin_size after step 3, else `above`.
+    equal : bool
+        Whether the logits of the threshold bin are known to be equal: the slots [above, k) are
+        filled.
     """
+    is_last = step == NUM_STEPS - 1
+    ties = is_last or (policy.equal_shortcut and not fits)
     num_items = 0
     tie_cursor = threshold.above
+    tie_bits = np.uint32(0)
+    mixed = False
     for i in range(logits.size):
         bits = logits[i]
         if not step_matches(step, bits, prefix):
             continue
         logit_bin = step_bin(step, bits)
         if logit_bin < threshold.bin:
-            if step > 0 or fits:
+            if step > 0 or fits or ties:
                 selected.positions[found] = i
                 selected.bits[found] = bits
                 found += 1
         elif logit_bin == threshold.bin:
-            if step == NUM_STEPS - 1:
+            if ties:
+                if tie_cursor == threshold.above:
+                    tie_bits = bits
+                mixed = mixed or bits != tie_bits
                 if tie_cursor < selected.positions.size:
                     selected.positions[tie_cursor] = i
                     selected.bits[tie_cursor] = bits
@@ -219,7 +235,10 @@ def collect(step, prefix, logits, threshold, fits, found, selected, items):
                 items.keys[num_items] = complement_key(bits)
                 items.positions[num_items] = i
                 num_items += 1
-    return found, num_items, tie_cursor
+    equal = ties and not mixed
+    if step == 0 and not fits and not equal:
+        found = 0
+    return found, num_items, equal
 
 
 @njit
@@ -321,14 +340,13 @@ def select_row(logits, policy, selected, steps):
         histogram_step(step, prefix, logits, policy.count_neg_inf, histogram)
         threshold = find_threshold_bin(histogram, found, k)
         fits = final_bin_fits(step, prefix, threshold, policy)
-        is_last = step == NUM_STEPS - 1
-        capacity = threshold.bin_size if fits and not is_last else 0
+        capacity = threshold.bin_size if fits and step < NUM_STEPS - 1 else 0
         items = FinalItems(np.empty(capacity, np.uint32), np.empty(capacity, np.int32))
-        found, num_items, tie_cursor = collect(
-            step, prefix, logits, threshold, fits, found, selected, items
+        found, num_items, equal = collect(
+            step, prefix, logits, threshold, fits, policy, found, selected, items
         )
         if steps.shape[1] > 0:
-            emitted = min(tie_cursor, k) if is_last else found
+            emitted = k if equal else found
             record_step(
                 steps[step],
                 step,
@@ -341,8 +359,9 @@ def select_row(logits, policy, selected, steps):
                 fits,
             )
             record_histogram(steps[step], histogram)
-        if fits and not is_last:
+        if fits and not equal:
             order_final_items(items, threshold.above, policy, selected)
+        if fits or equal:
             break
         prefix = extend_prefix(step, prefix, threshold.bin)
 
@@ -450,6 +469,7 @@ def step_policy(variant: Variant, num_cols: int) -> StepPolicy:
         FINAL_PAD_KEYS[policy.final_pad],
         policy.count_neg_inf,
         policy.fits_rule,
+        policy.equal_shortcut,
     )
 
 
@@ -467,12 +487,12 @@ def select(
     Parameters
     ----------
     variant : str or Variant
-        ``"vllm_generic"``, ``"vllm_k512"``, or one with changed policy fields, as
+        ``"vllm_generic"``, ``"vllm_k512"`` or ``"vllm_k512_uncrowded"``, policy fields changed as
         `topk_lab.schedules.parse_variant` reads them. An unsound policy is carried out as it is.
     logits : (num_rows, num_cols) float32 array or CPU tensor
         Scores, any strides.
     k : int
-        512 for vllm_k512, 1 to 2048 for vllm_generic.
+        512 for the k512 variants, 1 to 2048 for vllm_generic.
     starts, ends : (num_rows,) int array, optional
         Live columns [start, end) of each row, within [0, num_cols]. Default: whole rows.
     trace : bool

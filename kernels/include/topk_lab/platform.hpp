@@ -38,6 +38,38 @@ __device__ __forceinline__ int32_t wave_uniform(int32_t value) {
 #endif
 }
 
+// The following two may be called where lanes have parted: they speak of those that are active.
+
+// The caller's value in the first active lane.
+__device__ __forceinline__ int32_t first_active(int32_t value) {
+#if defined(__CUDACC__)
+  const unsigned active = __activemask();
+  return __shfl_sync(active, value, __ffs(active) - 1);
+#else
+  return __builtin_amdgcn_readfirstlane(value);
+#endif
+}
+
+// Active lanes for which the predicate holds.
+__device__ __forceinline__ unsigned long long active_ballot(bool predicate) {
+#if defined(__CUDACC__)
+  return __ballot_sync(__activemask(), predicate);
+#else
+  return __ballot(predicate);
+#endif
+}
+
+// A 1 that the compiler can't tell from another value. Precondition: blocks are one-dimensional.
+__device__ __forceinline__ int32_t opaque_one() {
+#if defined(__CUDACC__)
+  return static_cast<int32_t>(blockDim.z);  // ptxas sees through an empty asm statement
+#else
+  int32_t one = 1;
+  asm volatile("" : "+v"(one));
+  return one;
+#endif
+}
+
 __device__ __forceinline__ int lane_index() { return static_cast<int>(__lane_id()); }
 
 // Lanes of `mask` below the caller's.

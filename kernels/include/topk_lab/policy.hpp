@@ -15,6 +15,15 @@ enum class FinalPad : int32_t {
 
 enum class FinalOrder : int32_t { rank_count, radix_sort, by_size };
 
+// How logits are added to their bins.
+enum class Increments : int32_t {
+  each,    // one by one
+  opaque,  // the same, but the 1 is hidden from the compiler: a control
+  wave,    // lanes of a wave that share the bin of its first lane add once, together
+  crowd,   // a bin that many of a wave's lanes share is kept back, and added once
+  native,  // what suits the platform (bin_counter.hpp)
+};
+
 enum class SplitSchedule : int32_t { generic, k512 };
 
 struct TopKPolicy {
@@ -24,13 +33,15 @@ struct TopKPolicy {
   int32_t max_k = 2048;
   bool count_neg_inf = false;
   bool fits_rule = false;
+  bool equal_shortcut = false;
   FinalPad final_pad = FinalPad::after_all;
   FinalOrder final_order = FinalOrder::radix_sort;
+  Increments increments = Increments::each;
   SplitSchedule splits = SplitSchedule::generic;
 };
 
-// vLLM before #56743, but for its pads: there they are -FLT_MAX with an unset index, which outrank real
-// -inf logits.
+// vLLM before #56743, but for its pads: there they are -FLT_MAX with an unset index, which outrank
+// real -inf logits.
 inline constexpr TopKPolicy vllm_generic{};
 
 // vLLM #56743: -inf counted per thread, fewer final items, splits chosen from the live length.

@@ -9,7 +9,7 @@ namespace topk_lab {
 struct PolicyProbeParams {
   const int32_t* queries;  // (num_queries, 4): schedule, num_rows, num_cols, row_len
   int32_t* splits;         // (num_queries, 2): max_splits, active_splits
-  int32_t* fields;  // (num_policies, 9) of a TopKPolicy, or (num_policies, 4) of a StashPolicy
+  int32_t* fields;  // (num_policies, 11) of a TopKPolicy, or (num_policies, 4) of a StashPolicy
   int32_t num_queries;
   int32_t num_policies;
 };
@@ -28,21 +28,23 @@ __device__ __forceinline__ void probe_splits(const PolicyProbeParams& params) {
   params.splits[2 * query + 1] = active_splits(schedule, asked[1], asked[3], limit);
 }
 
-static_assert(sizeof(TopKPolicy) == 4 * 4 + 4 + 3 * 4, "a new field has to be probed too");
+static_assert(sizeof(TopKPolicy) == 4 * 4 + 4 + 4 * 4, "a new field has to be probed too");
 
 template <TopKPolicy Policy>
 __device__ __forceinline__ void probe_policy(const PolicyProbeParams& params, int32_t row) {
   if (blockIdx.x != 0 || threadIdx.x != 0 || row >= params.num_policies) return;
-  int32_t* fields = params.fields + 9 * row;
+  int32_t* fields = params.fields + 11 * row;
   fields[0] = Policy.block_size;
   fields[1] = Policy.merge_block_size;
   fields[2] = Policy.final_capacity;
   fields[3] = Policy.max_k;
   fields[4] = Policy.count_neg_inf;
   fields[5] = Policy.fits_rule;
-  fields[6] = static_cast<int32_t>(Policy.final_pad);
-  fields[7] = static_cast<int32_t>(Policy.final_order);
-  fields[8] = static_cast<int32_t>(Policy.splits);
+  fields[6] = Policy.equal_shortcut;
+  fields[7] = static_cast<int32_t>(Policy.final_pad);
+  fields[8] = static_cast<int32_t>(Policy.final_order);
+  fields[9] = static_cast<int32_t>(Policy.increments);
+  fields[10] = static_cast<int32_t>(Policy.splits);
 }
 
 static_assert(sizeof(StashPolicy) == 4 * 4, "a new field has to be probed too");

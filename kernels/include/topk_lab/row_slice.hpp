@@ -15,9 +15,10 @@ inline constexpr int loads_ahead = 2;
 
 // Calls visit(bits, position) once for every logit of the slice, in no stated order, by the threads
 // of a block. Body in 16-byte loads; at most three logits before and after it by the first threads, so
-// that any 4-byte aligned slice is legal.
-template <LogitSource Source, int BlockSize, class Visit>
-__device__ __forceinline__ void for_each_logit(const RowSlice& slice, Visit visit) {
+// that any 4-byte aligned slice is legal. Before the four logits of a load are visited, look(bits) is
+// called with the first of them.
+template <LogitSource Source, int BlockSize, class Visit, class Look>
+__device__ __forceinline__ void for_each_logit(const RowSlice& slice, Visit visit, Look look) {
   const int32_t thread = static_cast<int32_t>(threadIdx.x);
   const uint32_t misplaced = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(slice.logits) >> 2);
   int32_t head = static_cast<int32_t>((0u - misplaced) & 3u);
@@ -38,6 +39,7 @@ __device__ __forceinline__ void for_each_logit(const RowSlice& slice, Visit visi
     const int32_t later = quad + loads_ahead * BlockSize;
     if (later < quads) arriving[loads_ahead - 1] = body[later];
     const int32_t position = head + 4 * quad;
+    look(canonical_bits<Source>(four.x));
     visit(canonical_bits<Source>(four.x), position);
     visit(canonical_bits<Source>(four.y), position + 1);
     visit(canonical_bits<Source>(four.z), position + 2);
@@ -49,6 +51,11 @@ __device__ __forceinline__ void for_each_logit(const RowSlice& slice, Visit visi
     const int32_t position = thread < head ? thread : tail + thread - head;
     visit(canonical_bits<Source>(slice.logits[position]), position);
   }
+}
+
+template <LogitSource Source, int BlockSize, class Visit>
+__device__ __forceinline__ void for_each_logit(const RowSlice& slice, Visit visit) {
+  for_each_logit<Source, BlockSize>(slice, visit, [](uint32_t) {});
 }
 
 }  // namespace topk_lab

@@ -15,12 +15,15 @@ __device__ __forceinline__ void copy_histogram(const int32_t* histogram, TraceSt
   }
 }
 
-// One radix step. Returns true while the threshold bin has to be refined by the next one.
+// What a radix step leaves to be done.
+enum class Remaining : int32_t { next_step, final_items, nothing };
+
+// One radix step.
 template <TopKPolicy Policy, LogitSource Source, int BlockSize, bool Traced, int Step>
-__device__ __forceinline__ bool radix_step(SelectionStorage<Policy, BlockSize>& lds,
-                                           const RowSlice& slice, int32_t k,
-                                           const Selected& selected, uint32_t& prefix,
-                                           TraceStep* trace) {
+__device__ __forceinline__ Remaining radix_step(SelectionStorage<Policy, BlockSize>& lds,
+                                                const RowSlice& slice, int32_t k,
+                                                const Selected& selected, uint32_t& prefix,
+                                                TraceStep* trace) {
   histogram_step<Policy, Source, BlockSize, Step>(lds, slice, prefix);
   if constexpr (Traced) copy_histogram(lds.histogram, trace + Step, BlockSize);
   find_threshold_bin<Policy, BlockSize>(lds, k);
@@ -28,7 +31,13 @@ __device__ __forceinline__ bool radix_step(SelectionStorage<Policy, BlockSize>& 
   const int32_t bin_size = wave_uniform(lds.bin_size);
   const int32_t above = wave_uniform(lds.above);
   const bool fits = final_bin_fits<Policy, Source, Step>(threshold_bin, bin_size, prefix);
-  collect<Policy, Source, BlockSize, Step>(lds, slice, prefix, threshold_bin, fits, k, selected);
+  bool equal = Step == num_steps - 1;
+  if (Policy.equal_shortcut && (equal || !fits)) {
+    equal = collect_equal<Policy, Source, BlockSize, Step>(lds, slice, prefix, threshold_bin, above,
+                                                           k, selected);
+  } else {
+    collect<Policy, Source, BlockSize, Step>(lds, slice, prefix, threshold_bin, fits, k, selected);
+  }
   if constexpr (Traced) {
     if (threadIdx.x == 0) {
       trace[Step].step = Step;
@@ -36,14 +45,13 @@ __device__ __forceinline__ bool radix_step(SelectionStorage<Policy, BlockSize>& 
       trace[Step].threshold_bin = threshold_bin;
       trace[Step].bin_size = bin_size;
       trace[Step].above = above;
-      trace[Step].emitted =
-          Step == num_steps - 1 ? (lds.tie_cursor < k ? lds.tie_cursor : k) : lds.found;
+      trace[Step].emitted = equal ? (lds.tie_cursor < k ? lds.tie_cursor : k) : lds.found;
       trace[Step].candidates = lds.num_items;
       trace[Step].fits = fits ? 1 : 0;
     }
   }
   prefix = extend_prefix<Step>(prefix, threshold_bin);
-  return Step < num_steps - 1 && !fits;
+  return equal ? Remaining::nothing : fits ? Remaining::final_items : Remaining::next_step;
 }
 
 // Before: slice.length > k. After (barrier included): selected holds k distinct positions, whose
@@ -61,10 +69,11 @@ __device__ __forceinline__ void select_row(SelectionStorage<Policy, BlockSize>& 
     return radix_step<Policy, Source, BlockSize, Traced, Step>(lds, slice, k, selected, prefix,
                                                                trace);
   };
-  if (step.template operator()<0>() && step.template operator()<1>() &&
-      step.template operator()<2>()) {
-    step.template operator()<3>();
-  } else {
+  Remaining remaining = step.template operator()<0>();
+  if (remaining == Remaining::next_step) remaining = step.template operator()<1>();
+  if (remaining == Remaining::next_step) remaining = step.template operator()<2>();
+  if (remaining == Remaining::next_step) remaining = step.template operator()<3>();
+  if (remaining == Remaining::final_items) {
     order_final_items<Policy, BlockSize>(lds, wave_uniform(lds.above), k, selected);
     __syncthreads();
   }

@@ -35,6 +35,8 @@ struct SelectionStorage {
   int32_t found;       // output slots handed out to logits above the threshold bin
   int32_t num_items;   // final items
   int32_t tie_cursor;  // next slot for logits equal to the k-th
+  uint32_t tie_bits;   // of the logit in slot `above`, where ties were presumed
+  int32_t num_mixed;   // threads that found that the presumption does not hold
 };
 
 // Dynamic LDS: the selected logits, k of each, written to memory at the end.

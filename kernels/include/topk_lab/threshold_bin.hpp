@@ -6,7 +6,8 @@ namespace topk_lab {
 
 // Before: found < k <= found + sum(histogram). After (barrier included):
 // above < k <= above + bin_size, where above = found + the population of all earlier bins; exactly one
-// bin qualifies; tie_cursor = above. Bins come best first, so that few rounds of BlockSize bins are looked at.
+// bin qualifies; tie_cursor = above, num_mixed = 0. Bins come best first, so that few rounds of
+// BlockSize bins are looked at.
 template <TopKPolicy Policy, int BlockSize>
 __device__ __forceinline__ void find_threshold_bin(SelectionStorage<Policy, BlockSize>& lds,
                                                    int32_t k) {
@@ -22,6 +23,7 @@ __device__ __forceinline__ void find_threshold_bin(SelectionStorage<Policy, Bloc
       lds.bin_size = population;
       lds.above = above;
       lds.tie_cursor = above;
+      lds.num_mixed = 0;
     }
     before_round += scan.total;
     __syncthreads();
