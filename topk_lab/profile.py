@@ -1,8 +1,8 @@
 """What does a selection ask of an AMD device, and which hardware counters would say otherwise?
 
 A selection is emulated with a full count. Each counter stands beside the ``rocprofv3`` counter that
-must agree on hardware, so that an owner of the device can falsify it; and the atomics of the first
-histogram, which masked rows are about, are counted from the source's view beside what the compiled
+must agree on hardware, so that an owner of the device can falsify it; and the atomics of the
+histograms, which masked rows are about, are counted from the source's view beside what the compiled
 code does. Counts, never times.
 """
 
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 __all__ = ["HARDWARE_COUNTERS", "HardwareCounter", "Profile", "lines", "profile", "record"]
 
 LANES = 64
-NEG_INF_BITS = 0xFF800000
 # Bytes of a vector L1 line: MI200, then MI300 and MI350.
 L1_LINE = {"gfx90a": 64, "gfx942": 128, "gfx950": 128}
 
@@ -143,6 +142,8 @@ class Profile:
         What the logits were, with `arguments` and `seed`.
     reason : str or None
         Why the answer is not exact; None if it is.
+    code : str
+        Hash of the code object that ran.
     counters : pandas.DataFrame
         A row a launch and counter: launch, kernel, counter, value, and the hardware counter that it
         is a term of: hardware_counter, formula, relation, tolerance; empty where there is none.
@@ -150,11 +151,12 @@ class Profile:
         A row a launch and hardware counter: launch, kernel, hardware_counter, formula, predicted,
         relation, tolerance, because.
     atomics : pandas.DataFrame
-        A row a block of the first launch that took radix steps: row, split, logits; neg_inf, the
-        atomics on one address if every -inf were added by itself; neg_inf_atomics, those that the
-        variant's source makes of them; step0_atomics, all that it makes in its first histogram;
-        steps; isa_add_lanes, lanes of non-returning LDS atomics that the compiled block executed in
-        all its steps (the compiler adds up a wave's lanes that share a uniform address).
+        A row a block of the first launch that took radix steps: row, split, logits and how many of
+        them are -inf (neg_inf); steps; of the first histogram hot_bin, its fullest bin, step0_hot,
+        the atomics that the variant's source makes on it, and step0_source, on all bins. Over all
+        steps of the vLLM lineage hot and source, the same, and compiled_hot and compiled, the lanes
+        that `topk_lab.reference.increments` expects to execute them. isa_add_lanes, lanes of
+        non-returning LDS atomics that the compiled block did execute in all its steps.
     blocks : pandas.DataFrame
         A row a launch, block and counter: launch, block, counter, value.
     """
@@ -168,6 +170,7 @@ class Profile:
     arguments: dict[str, object]
     seed: int
     reason: str | None
+    code: str
     counters: pd.DataFrame = field(repr=False)
     hardware: pd.DataFrame = field(repr=False)
     atomics: pd.DataFrame = field(repr=False)
@@ -217,7 +220,7 @@ def profile(
     if target not in HARDWARE_COUNTERS:
         raise ValueError(f"target must be one of {', '.join(HARDWARE_COUNTERS)}, got {target!r}")
     registry.resolve(variant)
-    logits = _aligned(workloads.make(workload, num_rows, num_cols, seed=seed, **arguments))
+    logits = targets.aligned(workloads.make(workload, num_rows, num_cols, seed=seed, **arguments))
     plain = targets.run(target, variant, logits, k, study=True, count="full")
     traced = targets.run(target, variant, logits, k, study=True, traced=True)
     violations = find_violations(logits, plain.indices)
@@ -232,9 +235,10 @@ def profile(
         arguments=arguments,
         seed=seed,
         reason=str(violations[0]) if violations else None,
+        code=plain.code,
         counters=counters,
         hardware=hardware,
-        atomics=_first_histogram(logits, k, plain, traced),
+        atomics=_atomics(logits, plain, traced),
         blocks=_block_frame(plain),
     )
 
@@ -261,10 +265,7 @@ def lines(found: Profile) -> list[str]:
                 said += f"   {row.hardware_counter} {sign}{formula} (within {row.tolerance:.0%})"
             text.append(said)
     if len(found.atomics):
-        text += [
-            "",
-            "atomics of the first histogram, by block; lanes executed are those of all steps",
-        ]
+        text += ["", "atomics of the histograms, by block"]
         names = [name for name in found.atomics.columns if name not in ("row", "split")]
         for values, blocks in found.atomics.groupby(names, sort=False):
             told = ", ".join(f"{name} {value}" for name, value in zip(names, values, strict=True))
@@ -280,16 +281,16 @@ def record(recorder: Recorder, found: Profile) -> None:
     recorder : topk_lab.results.Recorder
     found : Profile
         Each emulated counter becomes a list with a number a launch, and so does each hardware
-        counter as ``rocprofv3_<name>``; each column of `Profile.atomics` becomes its sum over the
-        blocks, as ``first_histogram_<column>``.
+        counter as ``rocprofv3_<name>``; each column of `Profile.atomics` that counts something
+        becomes its sum over the blocks, as ``histograms_<column>``.
     """
     counters: dict[str, object] = {}
     for name, launches in found.counters.groupby("counter", sort=False):
         counters[str(name)] = launches["value"].tolist()
     for name, launches in found.hardware.groupby("hardware_counter", sort=False):
         counters[f"rocprofv3_{str(name).lower()}"] = launches["predicted"].tolist()
-    for name in ("logits", "neg_inf", "neg_inf_atomics", "step0_atomics", "isa_add_lanes"):
-        counters[f"first_histogram_{name}"] = int(found.atomics[name].sum())
+    for name in found.atomics.columns.difference(["row", "split", "steps", "hot_bin"], sort=False):
+        counters[f"histograms_{name}"] = int(found.atomics[name].sum())
     recorder.record(
         experiment="profile",
         target=found.target,
@@ -305,15 +306,6 @@ def record(recorder: Recorder, found: Profile) -> None:
         seed=found.seed,
         counters=counters,
     )
-
-
-def _aligned(logits: np.ndarray) -> np.ndarray:
-    """A copy that begins at 256 bytes, as on a device: lines would depend on the host otherwise."""
-    room = np.empty(logits.size + 64, np.float32)
-    begin = -room.ctypes.data % 256 // 4
-    copied = room[begin : begin + logits.size].reshape(logits.shape)
-    copied[...] = logits
-    return copied
 
 
 def _launch_frames(target: str, outcome: targets.Outcome) -> tuple[pd.DataFrame, pd.DataFrame]:
@@ -365,48 +357,60 @@ def _block_frame(outcome: targets.Outcome) -> pd.DataFrame:
     )[["launch", "block", "counter", "value"]]
 
 
-def _neg_inf_threads(part: np.ndarray, block_size: int) -> int:
-    """Threads of a block that see a -inf, when each takes 16 aligned bytes in turn."""
-    masked = np.flatnonzero(part.view(np.uint32) == NEG_INF_BITS)
-    head = min(-(part.__array_interface__["data"][0] // 4) % 4, len(part))
-    tail = head + (len(part) - head) // 4 * 4
-    body = (masked >= head) & (masked < tail)
-    edge = np.where(masked < head, masked, masked - tail + head)
-    return len(np.unique(np.where(body, (masked - head) // 4 % block_size, edge)))
-
-
-def _first_histogram(
-    logits: np.ndarray, k: int, plain: targets.Outcome, traced: targets.Outcome
-) -> pd.DataFrame:
-    """The atomics of step 0, block by block."""
+def _atomics(logits: np.ndarray, plain: targets.Outcome, traced: targets.Outcome) -> pd.DataFrame:
+    """The atomics of the histograms, block by block."""
     import pandas as pd
 
     num_rows, num_cols = logits.shape
     chosen = plain.plan.variant
-    merges = getattr(chosen.policy, "count_neg_inf", False)  # the SGLang lineage has no such field
-    max_splits = plain.plan.max_splits
-    active = schedules.active_splits(chosen.name, num_rows, num_cols, max_splits)
-    blocks = plain.counts[0].per_block if plain.counts else {}
-    columns = [
-        *("row", "split", "logits", "neg_inf", "neg_inf_atomics", "step0_atomics"),
-        *("steps", "isa_add_lanes"),
-    ]
+    active = schedules.active_splits(chosen.name, num_rows, num_cols, plain.plan.max_splits)
+    blocks = plain.counts[0].per_block
     found = []
     for row in range(num_rows):
         for split in range(active):
             steps = traced.steps[row, split]
-            if steps["step"][0] < 0:
+            steps = steps[steps["step"] >= 0]
+            if not steps.size:
                 continue
             begin = split * (num_cols // active)
             end = num_cols if split == active - 1 else begin + num_cols // active
             part = logits[row, begin:end]
-            counted = int(steps["histogram"][0].sum(dtype=np.int64))
-            neg_inf = int((part.view(np.uint32) == NEG_INF_BITS).sum())
-            threads = _neg_inf_threads(part, chosen.policy.block_size)
-            merged = threads if merges else neg_inf
             block = split * num_rows + row
             lanes = blocks["lds_atomic_lanes"][block] - blocks["lds_atomic_returning_lanes"][block]
-            reached = int((steps["step"] >= 0).sum())
-            atomics = counted - neg_inf + merged
-            found.append((row, split, counted, neg_inf, merged, atomics, reached, int(lanes)))
-    return pd.DataFrame(found, columns=columns)
+            found.append(
+                {
+                    "row": row,
+                    "split": split,
+                    "logits": part.size,
+                    "neg_inf": int(np.isneginf(part).sum()),
+                    "steps": steps.size,
+                    **_of_passes(part, chosen.policy, steps),
+                    "isa_add_lanes": int(lanes),
+                }
+            )
+    return pd.DataFrame(found)
+
+
+def _of_passes(
+    part: np.ndarray, policy: schedules.TopKPolicy | schedules.StashPolicy, steps: np.ndarray
+) -> dict[str, int]:
+    """What a block's histograms take, by the source and as compiled."""
+    from topk_lab.reference.increments import pass_atomics
+
+    first = steps["histogram"][0]
+    if isinstance(policy, schedules.StashPolicy):
+        return {
+            "hot_bin": int(first.argmax()),
+            "step0_hot": int(first.max()),
+            "step0_source": int(first.sum()),
+        }
+    passes = [pass_atomics(part, policy, int(step["step"]), int(step["prefix"])) for step in steps]
+    return {
+        "hot_bin": passes[0].hot_bin,
+        "step0_hot": passes[0].source_hot,
+        "step0_source": passes[0].source,
+        "hot": sum(made.source_hot for made in passes),
+        "source": sum(made.source for made in passes),
+        "compiled_hot": sum(made.compiled_hot for made in passes),
+        "compiled": sum(made.compiled for made in passes),
+    }

@@ -31,6 +31,7 @@ __all__ = [
     "TARGETS",
     "Outcome",
     "Status",
+    "aligned",
     "run",
     "status",
     "variants",
@@ -191,8 +192,28 @@ def _emulator(source: str, target: str, sha256: str) -> Emulator:
     return emulator.Emulator(emulator.CodeObject.load(image))
 
 
+def aligned(array: np.ndarray) -> np.ndarray:
+    """A copy that begins where a device's allocation would, at 256 bytes.
+
+    What a kernel does at the ends of a row, and which lines it touches, depends on that.
+
+    Parameters
+    ----------
+    array : ndarray
+        Of 4-byte items.
+
+    Returns
+    -------
+    ndarray
+        C-contiguous.
+    """
+    copied = _filled(array.shape, 0, array.dtype.type)
+    copied[...] = array
+    return copied
+
+
 def _filled(shape: tuple[int, ...], value: float, dtype: type[np.generic]) -> np.ndarray:
-    """An array full of `value` that begins where a device's allocation would, at 256 bytes."""
+    """An array full of `value` that begins at 256 bytes."""
     count = int(np.prod(shape))
     room = np.full(count + 64, value, dtype)
     begin = -room.ctypes.data % 256 // room.itemsize

@@ -364,16 +364,18 @@ def masked_prefix(rng: np.random.Generator, num_live: int, *, finite: int = 524)
 
 
 @_workload()
-def masked_blocks(rng: np.random.Generator, num_live: int) -> np.ndarray:
-    """Normal in one block of 8 columns of each 8 such blocks, -inf in exactly 7.
+def masked_blocks(rng: np.random.Generator, num_live: int, *, of: int = 8) -> np.ndarray:
+    """Normal in one block of 8 columns of each `of` such blocks, -inf in all others.
 
     Of a last group of fewer blocks one is kept too; the last block may be cut short. This is how
-    the consumer layers of a two-level indexer mask.
+    the consumer layers of a two-level indexer mask: with one block in 8, exactly 7 of 8 columns.
     """
+    if of < 1:
+        raise ValueError(f"of must be at least 1, got {of}")
     row = _normal(rng, num_live)
     num_blocks = -(-num_live // 8)
-    kept = np.arange(0, num_blocks, 8)
-    kept += rng.integers(0, np.minimum(8, num_blocks - kept)) if len(kept) else 0
+    kept = np.arange(0, num_blocks, of)
+    kept += rng.integers(0, np.minimum(of, num_blocks - kept)) if len(kept) else 0
     masked = np.ones(num_blocks, bool)
     masked[kept] = False
     row[np.repeat(masked, 8)[:num_live]] = NEG_INF
