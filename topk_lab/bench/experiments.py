@@ -14,6 +14,7 @@ from typing import Any
 from topk_lab import results
 from topk_lab.bench.candidates import READS, Inputs, operator, torch_topk
 from topk_lab.bench.cells import CELL_FIELDS, Cell, Experiment
+from topk_lab.bench.contention import contention_cells
 from topk_lab.bench.device import Device, TorchDevice
 from topk_lab.bench.latency import latency_candidates, latency_cells, latency_counters
 from topk_lab.bench.ratios import MIRRORS, PUBLISHED_TIMES, TORCH, published_shapes
@@ -30,7 +31,7 @@ def _reference_cells() -> list[Cell]:
     ]
 
 
-def _reference_candidates(cell: Cell, device: Device) -> dict[str, Candidate]:
+def _candidates(cell: Cell, device: Device) -> dict[str, Candidate]:
     inputs = Inputs(cell.logits(), device, cell.cache)
 
     def stand_for(variant: str) -> Candidate:
@@ -50,7 +51,13 @@ EXPERIMENTS = {
             "reference_shapes",
             "How do the mirrors compare with the kernels that they mirror, and with the floor?",
             _reference_cells,
-            _reference_candidates,
+            _candidates,
+        ),
+        Experiment(
+            "neg_inf_contention",
+            "What does a bin that most of a row falls into cost, and what do the remedies save?",
+            contention_cells,
+            _candidates,
         ),
         Experiment(
             "latency_vs_batch",

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 
 from topk_lab import cases, registry, schedules
-from topk_lab.verify import lists, paging, sglang
+from topk_lab.verify import contention, lists, paging, sglang
 from topk_lab.verify.core import Check, Finding, line, record, recorder, run
 
 __all__ = ["EXPERIMENTS", "Check", "Finding", "checks", "line", "record", "recorder", "run"]
@@ -23,7 +23,10 @@ EXPERIMENTS: dict[str, Callable[[str, str, int | None], Iterator[Check]]] = {
     },
     "workloads": lists.workload_checks,
     "pass_by_pass": lists.trace_checks,
-    "neg_inf_rule": lists.neg_inf_checks,
+    "neg_inf_rule": contention.neg_inf_checks,
+    "neg_inf_atomics": contention.atomics_checks,
+    "neg_inf_contention": contention.contention_checks,
+    "lds_atomics": contention.machine_code_checks,
     "sglang": sglang.unit_checks,
     "sglang_index_sets": sglang.index_set_checks,
     "exactness_under_overflow": sglang.overflow_checks,

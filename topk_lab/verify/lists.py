@@ -1,7 +1,7 @@
 """Which inputs is every variant run on, and which does the vLLM lineage alone have?
 
-The sources' own case lists, every workload through every path of a variant, the steps of kernel and
-twin side by side, and the row that shows why a bin of -inf must not be sorted.
+The sources' own case lists, every workload through every path of a variant, and the steps of kernel
+and twin side by side.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from topk_lab.verify.core import Check, Finding, chosen_keys, splits_observed, v
 __all__ = [
     "TRACED_WORKLOADS",
     "case_checks",
-    "neg_inf_checks",
     "trace_checks",
     "workload_checks",
 ]
@@ -31,6 +30,10 @@ TRACED_WORKLOADS = (
     ("same_leading_bits", {}),
     ("near_equal", {}),
     ("pivot_bins", {"count": 1025}),
+    ("all_neg_inf", {}),
+    ("masked_prefix", {"finite": 300}),
+    ("relu_zeros", {}),
+    ("beyond_fp16", {}),
 )
 # Those that fill the stash of the SGLang lineage, to its last pass, and the bin of NaN.
 STASH_WORKLOADS = (*TRACED_WORKLOADS, ("uniform", {}), ("constant", {}), ("nan", {}))
@@ -48,8 +51,6 @@ WORKLOAD_SHAPES = {
         (200_000, (200_000, 30_000, 400)),
     ),
 }
-NEG_INF_ROW = (300, 700)  # finite logits, then -inf
-LEGACY_POLICY = "vllm_k512[fits_rule=false,final_pad=neg_flt_max]"
 
 
 def _case_body(
@@ -232,41 +233,4 @@ def trace_checks(variant: str, target: str, seed: int | None) -> Iterator[Check]
             workload=name,
             workload_args=arguments | {"row_ends": list(lengths), "poison": "nan"},
             body=partial(_trace_body, name, arguments, num_cols, row_ends, variant, target, seed),
-        )
-
-
-def _neg_inf_row() -> np.ndarray:
-    finite, masked = NEG_INF_ROW
-    row = np.full((1, finite + masked), -np.inf, np.float32)
-    row[0, :finite] = np.arange(finite)
-    return row
-
-
-def _neg_inf_body(variant: str, target: str, seed: int | None) -> Finding:
-    logits = _neg_inf_row()
-    outcome = targets.run(target, variant, logits, 512, study=True, seed=seed)
-    wrong_slots = int((outcome.indices[0] < 0).sum())
-    reason = violations(logits, outcome, {})
-    return Finding("wrong" if reason else "ok", reason, {"wrong_slots": wrong_slots}, outcome.code)
-
-
-def neg_inf_checks(variant: str, target: str, seed: int | None) -> Iterator[Check]:
-    """One row whose cutoff is -inf, with the rule that keeps it exact and with the legacy pads."""
-    if variant != "vllm_k512":
-        return
-    finite, masked = NEG_INF_ROW
-    for studied, label in ((variant, "rule"), (LEGACY_POLICY, "legacy-pads")):
-        yield Check(
-            experiment="neg_inf_rule",
-            id=label,
-            target=target,
-            variant=studied,
-            num_rows=1,
-            num_cols=finite + masked,
-            k=512,
-            next_n=0,
-            workload=None,
-            workload_args={"case": label, "finite": finite, "masked": masked},
-            body=partial(_neg_inf_body, studied, target, seed),
-            due="ok" if studied == variant else "wrong",
         )
