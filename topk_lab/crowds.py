@@ -56,14 +56,25 @@ def masked_fraction(workload: str, arguments: Mapping[str, Any], num_cols: int) 
     Returns
     -------
     float
-        To within a block of 8 columns; 0 for workloads that mask nothing.
+        To within a block of 8 columns; 0 for `UNMASKED` ones.
+
+    Raises
+    ------
+    ValueError
+        Another workload, or arguments with which it can't be made.
     """
+    if workload in ("normal", *UNMASKED):
+        return 0.0
     if workload == "all_neg_inf":
         return 1.0
-    if workload == "masked_random":
-        return float(arguments["fraction"])
-    if workload == "masked_prefix":
-        return 1 - min(arguments["finite"], num_cols) / num_cols
-    if workload == "masked_blocks":
-        return 1 - 1 / arguments["of"]
-    return 0.0
+    if num_cols >= 1:
+        if workload == "masked_random" and 0 <= arguments.get("fraction", -1) <= 1:
+            return float(arguments["fraction"])
+        if workload == "masked_prefix" and arguments.get("finite", -1) >= 0:
+            return 1 - min(arguments["finite"], num_cols) / num_cols
+        if workload == "masked_blocks" and arguments.get("of", 0) >= 1:
+            return 1 - 1 / arguments["of"]
+    raise ValueError(
+        f"workload must be one of those of masks, with its arguments, got {workload} "
+        f"{dict(arguments)} for {num_cols} columns"
+    )

@@ -317,7 +317,11 @@ def _field_value(default: object, name: str, text: str, numbers: tuple[int, ...]
             raise ValueError(f"policy field {name} must be true or false, got {text!r}")
         return text == "true"
     if isinstance(default, int):
-        if not text.isdecimal() or len(text) > 9 or not 0 <= int(text) <= MOST_OF_A_FIELD:
+        if (
+            not (text.isascii() and text.isdecimal())
+            or len(text) > 9
+            or not 0 <= int(text) <= MOST_OF_A_FIELD
+        ):
             raise ValueError(
                 f"policy field {name} must be a whole number up to {MOST_OF_A_FIELD}, got {text!r}"
             )

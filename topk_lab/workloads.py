@@ -293,6 +293,14 @@ def constant(rng: np.random.Generator, num_live: int, *, value: float = 1.0) -> 
 
 
 @_workload()
+def odd_one_out(rng: np.random.Generator, num_live: int) -> np.ndarray:
+    """0.5 everywhere but in the last column, which holds 0.5 + 2^-24."""
+    row = np.full(num_live, 0.5, np.float32)
+    row[-1:] += 2.0**-24
+    return row
+
+
+@_workload()
 def few_values(rng: np.random.Generator, num_live: int, *, count: int = 10) -> np.ndarray:
     """Whole numbers below `count`: heavy ties."""
     return rng.integers(0, count, num_live).astype(np.float32)
@@ -370,10 +378,11 @@ def masked_blocks(rng: np.random.Generator, num_live: int, *, of: int = 8) -> np
     Of a last group of fewer blocks one is kept too; the last block may be cut short. This is how
     the consumer layers of a two-level indexer mask: with one block in 8, exactly 7 of 8 columns.
     """
-    if of < 1:
-        raise ValueError(f"of must be at least 1, got {of}")
+    if not isinstance(of, int) or of < 1:
+        raise ValueError(f"of must be a whole number of at least 1, got {of!r}")
     row = _normal(rng, num_live)
     num_blocks = -(-num_live // 8)
+    of = min(of, max(num_blocks, 1))
     kept = np.arange(0, num_blocks, of)
     kept += rng.integers(0, np.minimum(of, num_blocks - kept)) if len(kept) else 0
     masked = np.ones(num_blocks, bool)

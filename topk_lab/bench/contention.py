@@ -23,10 +23,12 @@ COLD_VARIANTS = (
 )
 COLD_WORKLOADS = ("normal", "all_neg_inf", "constant")
 COLD_FRACTION = 0.875
+# Of the longest length: more blocks than a device holds at once, by few and by many.
+MORE_ROWS = (8, 16, 20, 28, 32)
 
 
 def contention_cells() -> list[Cell]:
-    """Every cell: all masks and the other crowded rows warm, the ends and one fraction cold."""
+    """Every cell: all masks and the other crowded rows warm, some cold, some with more rows."""
     exact = [str(variant) for variant in schedules.ablations("vllm_k512") if variant.policy.sound]
     cells = []
     for num_cols in LENGTHS:
@@ -44,4 +46,8 @@ def contention_cells() -> list[Cell]:
             )
             for name, arguments in shown
         ]
+    cells += [
+        Cell(num_rows, LENGTHS[-1], K, "normal", {}, "graph", "warm", COLD_VARIANTS)
+        for num_rows in MORE_ROWS
+    ]
     return cells

@@ -7,7 +7,8 @@ So threads and waves are followed here in the order in which ``for_each_logit`` 
 
 Two counts are made. *Source*: the atomics that the source code asks for. *Compiled*: the lanes that
 execute one, for clang adds up what the lanes of a wave add to one uniform address, and lets a
-single lane do it: the count of -inf logits that each thread kept back.
+single lane do it: the count of -inf logits that each thread kept back. The histogram's atomics are
+all that is counted: where logits were presumed to be equal and are not, waves say so by one more.
 """
 
 from __future__ import annotations
@@ -187,6 +188,13 @@ def pass_atomics(
     -------
     PassAtomics
 
+    Raises
+    ------
+    TypeError
+        Logits that are not float32.
+    ValueError
+        Logits of another shape, or a block that is not made of whole waves.
+
     Examples
     --------
     >>> import numpy as np
@@ -197,6 +205,14 @@ def pass_atomics(
     >>> made.source, made.compiled
     (1024, 16)
     """
+    if logits.dtype != np.float32:
+        raise TypeError(f"logits must be float32, got {logits.dtype}")
+    if logits.ndim != 1 or not logits.flags.c_contiguous:
+        raise ValueError(f"logits must have shape (length,), contiguous, got {logits.shape}")
+    if policy.block_size < 1 or policy.block_size % LANES:
+        raise ValueError(
+            f"block_size must be a multiple of {LANES} threads, got {policy.block_size}"
+        )
     head = min(-(logits.ctypes.data // logits.itemsize) % 4, logits.size)
     bits, bins, hot_bin = _bins(logits.view(np.uint32), step, np.uint32(prefix))
     neg_inf_bin = int(step_bin(step, NEG_INF_BITS))

@@ -24,19 +24,24 @@ __all__ = [
 ]
 
 PIVOT_COUNTS = (128, 129, 1024, 1025)
-TRACED_WORKLOADS = (
+SPREAD_WORKLOADS = (
     ("normal", {}),
     ("masked_random", {}),
     ("same_leading_bits", {}),
     ("near_equal", {}),
     ("pivot_bins", {"count": 1025}),
+)
+# Those that are equal at the cutoff, in the first step or once it is passed.
+TRACED_WORKLOADS = (
+    *SPREAD_WORKLOADS,
     ("all_neg_inf", {}),
     ("masked_prefix", {"finite": 300}),
     ("relu_zeros", {}),
     ("beyond_fp16", {}),
+    ("odd_one_out", {}),
 )
 # Those that fill the stash of the SGLang lineage, to its last pass, and the bin of NaN.
-STASH_WORKLOADS = (*TRACED_WORKLOADS, ("uniform", {}), ("constant", {}), ("nan", {}))
+STASH_WORKLOADS = (*SPREAD_WORKLOADS, ("uniform", {}), ("constant", {}), ("nan", {}))
 
 # Rows that go through every path of a variant: whole and split, longer and shorter than k, on both
 # sides of what a stash of 40 KiB holds.

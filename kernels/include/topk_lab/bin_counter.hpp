@@ -32,8 +32,9 @@ struct BinCounter<Increments::wave> {
 
   __device__ __forceinline__ void look(int32_t) {}
   __device__ __forceinline__ void add(int32_t bin) {
-    const int32_t shared_bin = first_active(bin);
-    const unsigned long long sharers = active_ballot(bin == shared_bin);
+    const unsigned long long lanes = active_lanes();
+    const int32_t shared_bin = first_of(lanes, bin);
+    const unsigned long long sharers = ballot_of(lanes, bin == shared_bin);
     if (bin != shared_bin) {
       atomicAdd(&histogram[bin], 1);
     } else if (lanes_below(sharers) == 0) {
@@ -44,9 +45,9 @@ struct BinCounter<Increments::wave> {
 };
 
 // A bin is crowded where at least a quarter of a wave's lanes look at it: the one that was crowded
-// before (at first the one that is expected to be), or else that of the first lane. Until the next look each lane counts what falls into that bin
-// in a register; it adds the count when another bin is crowded, or no logit is left. Where no bin is
-// crowded, logits are added one by one.
+// before (at first the one that is expected to be), or else that of the first lane. Until the next look
+// each lane counts what falls into that bin in a register; it adds the count when another bin is
+// crowded, or no logit is left. Where no bin is crowded, logits are added one by one.
 // Invariant: `kept` logits of `bin` are not in the histogram yet. It holds for each lane by itself, so
 // lanes may part.
 template <>
@@ -57,12 +58,13 @@ struct BinCounter<Increments::crowd> {
   bool crowded = false;
 
   __device__ __forceinline__ void look(int32_t next_bin) {
-    const int enough = (__popcll(active_ballot(true)) + 3) / 4;
-    crowded = __popcll(active_ballot(next_bin == bin)) >= enough;
-    if (crowded) return;
-    const int32_t shared_bin = first_active(next_bin);
-    crowded = __popcll(active_ballot(next_bin == shared_bin)) >= enough;
-    if (!crowded) return;
+    const unsigned long long lanes = active_lanes();
+    const int enough = (__popcll(lanes) + 3) / 4;
+    const bool as_before = __popcll(ballot_of(lanes, next_bin == bin)) >= enough;
+    const int32_t shared_bin = first_of(lanes, next_bin);
+    const bool as_first = __popcll(ballot_of(lanes, next_bin == shared_bin)) >= enough;
+    crowded = as_before || as_first;
+    if (as_before || !as_first) return;
     if (kept > 0) atomicAdd(&histogram[bin], kept);
     bin = shared_bin;
     kept = 0;

@@ -77,6 +77,7 @@ __device__ __forceinline__ bool collect_equal(SelectionStorage<Policy, BlockSize
     if (bin < threshold_bin) {
       select_into(selected, atomicAdd(&lds.found, 1), bits, position);
     } else if (bin == threshold_bin) {
+      // Compared to the last, also when no slot is left: one that differs may be among the best.
       least = bits < least ? bits : least;
       greatest = bits > greatest ? bits : greatest;
       if (!slots_left || least != greatest) return;
@@ -87,7 +88,7 @@ __device__ __forceinline__ bool collect_equal(SelectionStorage<Policy, BlockSize
     }
   });
   __syncthreads();
-  if (Step == num_steps - 1) return true;
+  if constexpr (Step == num_steps - 1) return true;
   const uint32_t tie_bits = lds.tie_bits;
   if (least <= greatest && (least != tie_bits || greatest != tie_bits)) {
     atomicAdd(&lds.num_mixed, 1);

@@ -38,23 +38,33 @@ __device__ __forceinline__ int32_t wave_uniform(int32_t value) {
 #endif
 }
 
-// The following two may be called where lanes have parted: they speak of those that are active.
-
-// The caller's value in the first active lane.
-__device__ __forceinline__ int32_t first_active(int32_t value) {
+// Lanes that have come here together. What follows may be called where lanes have parted, by the lanes
+// of one mask.
+__device__ __forceinline__ unsigned long long active_lanes() {
 #if defined(__CUDACC__)
-  const unsigned active = __activemask();
-  return __shfl_sync(active, value, __ffs(active) - 1);
+  return __activemask();
 #else
+  return __ballot(true);
+#endif
+}
+
+// The caller's value in the first of the lanes.
+__device__ __forceinline__ int32_t first_of(unsigned long long lanes, int32_t value) {
+#if defined(__CUDACC__)
+  const unsigned mask = static_cast<unsigned>(lanes);
+  return __shfl_sync(mask, value, __ffs(mask) - 1);
+#else
+  static_cast<void>(lanes);
   return __builtin_amdgcn_readfirstlane(value);
 #endif
 }
 
-// Active lanes for which the predicate holds.
-__device__ __forceinline__ unsigned long long active_ballot(bool predicate) {
+// Those of the lanes for which the predicate holds.
+__device__ __forceinline__ unsigned long long ballot_of(unsigned long long lanes, bool predicate) {
 #if defined(__CUDACC__)
-  return __ballot_sync(__activemask(), predicate);
+  return __ballot_sync(static_cast<unsigned>(lanes), predicate);
 #else
+  static_cast<void>(lanes);
   return __ballot(predicate);
 #endif
 }
