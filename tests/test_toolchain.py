@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import os
 import subprocess
@@ -135,6 +136,31 @@ def test_unreached_lds_limits_are_a_compile_error(tmp_path):
         toolchain.compile_object(
             toolchain.usable("zig"), source, "gfx942", tmp_path / "wide.hsaco", [KERNELS / "shim"]
         )
+
+
+def test_an_object_whose_sources_change_while_it_is_compiled_does_not_stay(tmp_path):
+    kernels = tmp_path / "kernels"
+    (kernels / "include").mkdir(parents=True)
+    (kernels / "src").mkdir()
+    source = kernels / "src" / "edited.hip"
+    source.write_text("// a kernel\n")
+    compiler = tmp_path / "compiler"
+    compiler.write_text(
+        "#!/bin/sh\n"
+        f"echo '// another' >> {source}\n"
+        'while [ "$1" != -o ]; do shift; done; echo object > "$2"\n'
+    )
+    compiler.chmod(0o755)
+    choice = tmp_path / "choice.json"
+    chosen = toolchain.Toolchain("clang", "a compiler", *[[str(compiler)]] * 3)
+    choice.write_text(json.dumps(dataclasses.asdict(chosen)))
+    done = run_script(
+        *("compile", "--choice", choice, "--kernels", kernels, "--source", "src/edited.hip"),
+        *("--target", "gfx950", "--output", tmp_path / "edited.gfx950.hsaco"),
+    )
+    assert done.returncode == 1
+    assert "changed while src/edited.hip was compiled for gfx950" in done.stderr
+    assert not list(tmp_path.glob("edited*"))
 
 
 def test_manifest_lists_every_object_once(tmp_path):

@@ -472,17 +472,24 @@ def _command_compile(arguments: argparse.Namespace) -> None:
     before = source_hash(kernels)
     if target == "cuda":
         toolchain = _nvcc()
-        resources = fat_binary_resources(compile_fat_binary(toolchain, source, output, include))
+        said = compile_fat_binary(toolchain, source, output, include)
     else:
         toolchain = Toolchain(**json.loads(arguments.choice.read_text()))
         if toolchain.name == "hipcc":
             include.pop()
-        resources = kernel_resources(compile_object(toolchain, source, target, output, include))
-        for name, figures in resources.items():
-            if figures["scratch"]:
-                raise ToolchainError(
-                    f"{name} for {target} spills {figures['scratch']} bytes of scratch"
-                )
+        said = compile_object(toolchain, source, target, output, include)
+    if source_hash(kernels) != before:
+        # It would look newer than the edit, and not be compiled again.
+        output.unlink()
+        raise ToolchainError(
+            f"{kernels} changed while {arguments.source} was compiled for {target}; build again"
+        )
+    resources = fat_binary_resources(said) if target == "cuda" else kernel_resources(said)
+    for name, figures in resources.items():
+        if figures["scratch"] and target != "cuda":
+            raise ToolchainError(
+                f"{name} for {target} spills {figures['scratch']} bytes of scratch"
+            )
     _write_json(
         Path(f"{output}.json"),
         {
