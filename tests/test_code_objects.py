@@ -11,7 +11,9 @@ from topk_lab.models import resident_blocks
 from topk_lab.schedules import ABLATIONS, POLICIES, StashPolicy, Variant
 from topk_lab.targets import AMD_TARGETS
 
-SOURCES = ("vllm", "vllm_ablations", "sglang", "sglang_ablations", "paging")
+SOURCES = ("vllm", "vllm_ablations", "vllm_remedies", "sglang", "sglang_ablations", "paging")
+# Departures in which this package's own fields differ stand in a source of their own.
+REMEDIES = ("equal_shortcut", "increments")
 LDS_BYTES = 64 * 1024  # of a compute unit of gfx90a and gfx942
 
 
@@ -34,13 +36,17 @@ def bounds_of(prefix, policy):
     }
 
 
+def source_of(variant):
+    suffix = "_remedies" if set(variant.changes) & set(REMEDIES) else "_ablations"
+    return variant.name.partition("_")[0] + (suffix if variant.ablation else "")
+
+
 def planned_bounds():
     """Source -> kernel -> (threads, dynamic LDS), traced kernels left out."""
     found = {source: {} for source in SOURCES}
     for name in POLICIES:
         for prefix, variant in variants(name):
-            source = name.partition("_")[0] + ("_ablations" if variant.ablation else "")
-            found[source] |= bounds_of(prefix, variant.policy)
+            found[source_of(variant)] |= bounds_of(prefix, variant.policy)
     generic = bounds_of("vllm_generic_rank_count", POLICIES["vllm_generic"])
     found["vllm"]["vllm_generic_rank_count_select"] = generic["vllm_generic_rank_count_select"]
     found["paging"]["page_transform"] = (plans.PAGE_TRANSFORM_BLOCK_SIZE, 0)
@@ -153,10 +159,10 @@ def test_every_planned_kernel_is_in_an_object(name, asked, num_cols):
         for traced in (False, True):
             launches = plans.plan(str(variant), shape, study=True, traced=traced).launches
             sources = [code_objects.kernel_source(launch.kernel) for launch in launches]
-            selection = f"{lineage}_ablations" if variant.ablation else lineage
+            selection = source_of(variant)
             behind = ["paging"] if lineage == "vllm" and shape.paging else []
             # The vLLM lineage merges splits, and transforms pages in a launch of its own.
-            merges = int(variant.name == "vllm_k512" or num_cols >= 200_000)
+            merges = int(variant.name != "vllm_generic" or num_cols >= 200_000)
             merges *= int(lineage == "vllm" and (num_cols > 16_384))
             assert sources == [selection] * (1 + merges) + behind, prefix
             for launch in launches:

@@ -61,7 +61,7 @@ def test_profiles_are_emulated_now_or_looked_up_by_shape():
     found = evidence.profiles("live-cpu", variants=["sglang_block1024"], **shape)
     (cell,) = found.to_dict("records")
     assert cell["counters"]["waves"] == [16]
-    assert cell["counters"]["first_histogram_step0_atomics"] == 2048
+    assert cell["counters"]["histograms_step0_source"] == 2048
     with pytest.raises(ValueError, match="among the recorded profiles, got 'sglang_block1024'"):
         evidence.profiles("replay", variants=["sglang_block1024"], **shape)
 

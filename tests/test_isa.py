@@ -22,6 +22,7 @@ REPLAYED_READS = 3
 READS_OF = {
     "vllm": REPLAYED_READS,
     "vllm_ablations": REPLAYED_READS,
+    "vllm_remedies": REPLAYED_READS,
     "sglang": REPLAYED_READS,
     "sglang_ablations": REPLAYED_READS,
     "paging": 0,

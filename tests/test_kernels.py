@@ -16,21 +16,40 @@ import pytest
 from topk_lab import code_objects, schedules, targets, toolchain, verify
 from topk_lab.contract import UNWRITTEN
 from topk_lab.emulator import CodeObject, Emulator, MemoryRegion
-from topk_lab.schedules import ABLATIONS, FINAL_ORDERS, FINAL_PADS, OVERFLOWS, POLICIES
+from topk_lab.schedules import (
+    ABLATIONS,
+    FINAL_ORDERS,
+    FINAL_PADS,
+    INCREMENTS,
+    OVERFLOWS,
+    POLICIES,
+    SPLIT_SCHEDULES,
+)
 
 KIBI = 1024
 SCHEDULES = ("vllm_generic", "vllm_k512")
-SOURCES = ("vllm", "vllm_ablations", "sglang", "sglang_ablations", "paging")
+SOURCES = ("vllm", "vllm_ablations", "vllm_remedies", "sglang", "sglang_ablations", "paging")
 
 
 def ablations(name):
     """The compiled departures from a policy, in the order in which they are probed."""
-    return [dataclasses.replace(POLICIES[name], **fields) for fields in ABLATIONS[name].values()]
+    return [variant.policy for variant in schedules.ablations(name)]
+
+
+def k512_ablations(remedies):
+    """Those of vllm_k512 that try a remedy of this package, or undo a change of the source."""
+    own = POLICIES["vllm_k512"]
+    return [
+        policy
+        for policy in ablations("vllm_k512")
+        if remedies == (policy.equal_shortcut or policy.increments != own.increments)
+    ]
 
 
 PROBED = {
-    "vllm": [POLICIES["vllm_generic"], POLICIES["vllm_k512"]],
-    "vllm_ablations": ablations("vllm_k512"),
+    "vllm": [POLICIES[name] for name in ("vllm_generic", "vllm_k512", "vllm_k512_uncrowded")],
+    "vllm_ablations": k512_ablations(remedies=False),
+    "vllm_remedies": k512_ablations(remedies=True),
 }
 STASHES_PROBED = {
     "sglang": [POLICIES["sglang_block512"], POLICIES["sglang_block1024"]],
@@ -48,7 +67,7 @@ class ProbeParams(ctypes.Structure):
     )
 
 
-def probe(source, target, queries, num_policies, num_fields=9):
+def probe(source, target, queries, num_policies, num_fields=11):
     """Ask a code object for its splits and its policies."""
     emulator = Emulator(CodeObject.load(code_objects.find(source, target).read()))
     splits = np.full((len(queries), 2), UNWRITTEN, np.int32)
@@ -117,13 +136,15 @@ def test_host_and_device_agree_on_every_policy(amd_target, source):
             policy.max_k,
             policy.count_neg_inf,
             policy.fits_rule,
+            policy.equal_shortcut,
             FINAL_PADS.index(policy.final_pad),
             FINAL_ORDERS.index(policy.final_order),
-            int(source == "vllm_ablations" or policy is POLICIES["vllm_k512"]),
+            INCREMENTS.index(policy.increments),
+            SPLIT_SCHEDULES.index(policy.splits),
         )
         for policy in policies
     ]
-    np.testing.assert_array_equal(fields, [*expected, (UNWRITTEN,) * 9])
+    np.testing.assert_array_equal(fields, [*expected, (UNWRITTEN,) * 11])
 
 
 @pytest.mark.parametrize("source", list(STASHES_PROBED))
@@ -175,6 +196,18 @@ def vllm_checks(seed):
         for check in verify.checks("workloads", variant, TARGET, seed):
             if check.workload in ("normal", "masked_blocks", "few_values"):
                 yield check
+    for check in verify.checks("workloads", "vllm_k512_uncrowded", TARGET, seed):
+        if check.workload in ("ascending", "odd_one_out", "relu_zeros", "finite_min"):
+            yield check
+    yield from verify.checks("pass_by_pass", "vllm_k512_uncrowded", TARGET, seed)
+
+
+def remedy_checks(seed):
+    for increments in ("wave", "crowd", "opaque"):
+        variant = f"vllm_k512[count_neg_inf=false,increments={increments}]"
+        for check in verify.checks("workloads", variant, TARGET, seed):
+            if check.workload in ("normal", "masked_blocks", "ascending"):
+                yield check
 
 
 def sglang_checks(seed):
@@ -198,6 +231,7 @@ class Lineage:
 
 LINEAGES = {
     "vllm": Lineage(vllm_checks),
+    "vllm_remedies": Lineage(remedy_checks),
     "sglang": Lineage(sglang_checks),
     "paging": Lineage(paging_checks, ("vllm",)),
 }
@@ -231,7 +265,11 @@ def mutants_of(source, changes):
 
 
 VLLM_CHANGES = {
-    "one-bin-too-many": ("emission", "if (bin < threshold_bin) {", "if (bin <= threshold_bin) {"),
+    "one-bin-too-many": (
+        "emission",
+        "if (bin < threshold_bin) {\n      if (Step > 0",
+        "if (bin <= threshold_bin) {\n      if (Step > 0",
+    ),
     "pads-before-logits": (
         "order_key",
         "inline constexpr uint32_t pad_bits = 0xffffffffu;",
@@ -263,6 +301,59 @@ VLLM_CHANGES = {
         "if (slot < k) select_into(selected, slot, bits, position);",
         "if (slot <= k + 4096) select_into(selected, slot, bits, position);",
     ),
+}
+
+# Of what vllm_k512_uncrowded does otherwise.
+UNCROWDED_CHANGES = {
+    "kept-logits-forgotten": (
+        "bin_counter",
+        "if (kept > 0) atomicAdd(&histogram[bin], kept);\n    bin = shared_bin;",
+        "bin = shared_bin;",
+    ),
+    "kept-logits-counted-twice": ("bin_counter", "    kept = 0;\n", ""),
+    "last-kept-logits-lost": (
+        "bin_counter",
+        "if (bin != shared_bin && kept > 0)",
+        "if (bin != shared_bin && kept > 4)",
+    ),
+    "shared-logits-lost": (
+        "bin_counter",
+        "lane_index() == wave_size - 1 && shared > 0",
+        "lane_index() == wave_size && shared > 0",
+    ),
+    "presumed-whatever-is-found": ("emission", "if (least <= greatest &&", "if (false &&"),
+    "presumed-by-the-least-alone": (
+        "emission",
+        "(least != tie_bits || greatest != tie_bits)",
+        "least != tie_bits",
+    ),
+    "slots-kept-after-a-failed-presumption": (
+        "emission",
+        "if (Step == 0 && !equal && threadIdx.x == 0) lds.found = 0;",
+        "",
+    ),
+    "mixed-once-mixed-for-ever": (
+        "threshold_bin",
+        "lds.num_mixed = 0;",
+        "lds.num_mixed += 0;",
+    ),
+    "compared-while-slots-are-left": (
+        "emission",
+        "      // Compared to the last,",
+        "      if (!slots_left) return;\n      // Compared to the last,",
+    ),
+    "compared-by-each-thread-alone": (
+        "emission",
+        "(least != tie_bits || greatest != tie_bits)",
+        "least != greatest",
+    ),
+    "a-tie-too-many": ("emission", "slots_left = slot < k;", "slots_left = slot <= k;"),
+    "a-tie-too-few": ("emission", "slots_left = slot < k;", "slots_left = slot < k - 1;"),
+}
+REMEDY_CHANGES = {
+    "sharers-add-for-themselves-alone": ("bin_counter", "__popcll(sharers));", "1);"),
+    "second-sharer-adds": ("bin_counter", "lanes_below(sharers) == 0", "lanes_below(sharers) == 1"),
+    "first-lane-alone-counts": ("bin_counter", "if (bin != shared_bin) {", "if (false) {"),
 }
 
 SGLANG_CHANGES = {
@@ -459,7 +550,8 @@ def barrier_mutants():
     for header in sorted((kernels / "include").rglob("*.hpp")):
         for number in range(header.read_text().count(BARRIER)):
             for source in LINEAGES:
-                if header.stem in reached[source]:
+                # The remedies stand on the steps of the vLLM lineage.
+                if header.stem in reached[source] and source != "vllm_remedies":
                     yield (
                         f"no-barrier-{number}-in-{header.stem}",
                         Mutant(source, header.stem, BARRIER, "", number),
@@ -468,7 +560,8 @@ def barrier_mutants():
 
 BARRIER_MUTANTS = dict(barrier_mutants())
 MUTANTS = {
-    **mutants_of("vllm", VLLM_CHANGES),
+    **mutants_of("vllm", VLLM_CHANGES | UNCROWDED_CHANGES),
+    **mutants_of("vllm_remedies", REMEDY_CHANGES),
     **mutants_of("sglang", SGLANG_CHANGES | SLOT_CHANGES),
     **mutants_of("paging", PAGING_CHANGES | SLOT_CHANGES),
     **BARRIER_MUTANTS,

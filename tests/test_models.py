@@ -426,7 +426,7 @@ def profile(variant, block_size, waves, *, target="gfx950", num_cols=32768, **co
         "lds_atomic_lanes": [6400],
         "lds_atomic_serialized_lanes": [800],
         "barrier_instructions": [10 * waves],
-        "first_histogram_neg_inf": 0,
+        "histograms_neg_inf": 0,
     }
     return {
         "kind": "emulated",

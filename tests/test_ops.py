@@ -14,6 +14,7 @@ VARIANTS = (
     "reference",
     "vllm_generic",
     "vllm_k512",
+    "vllm_k512_uncrowded",
     "sglang_block512",
     "sglang_block1024",
     "torch",
@@ -118,7 +119,7 @@ def test_promises_that_a_variant_lacks_are_refused_with_those_that_have_them():
         ("fast", "variant must be one of reference, .*, got 'fast'"),
         ("reference[fits_rule=true]", "variant must be one of reference"),
         ("vllm_k512[final_pad=neg_flt_max]", "for study only"),
-        ("vllm_k512[final_order=radix_sort]", "is not compiled"),
+        ("vllm_k512[final_capacity=512]", "is not compiled"),
         ("sglang_block1024[overflow=drop]", "for study only"),
         ("sglang_block1024[stash_kib=128]", "is not compiled"),
         ("sglang_block1024[stash_kib=64]", "stash_kib must be one of 40, 48, 128, got 64"),
@@ -224,7 +225,7 @@ def test_empty_shapes_answer_with_empty_slots():
 
 
 def test_variants_of_one_place_are_refused_in_the_other():
-    compiled = "vllm_generic, vllm_k512, sglang_block512, sglang_block1024"
+    compiled = ", ".join(VARIANTS[1:-1])
     with pytest.raises(ValueError, match=f"variant must be one of {compiled} on cuda, got 'ref"):
         topk_lab.workspace_size(1, 1024, 512, "reference", device="cuda")
 

@@ -307,7 +307,7 @@ def test_equal_shapes_share_one_plan():
         ("vllm_generic", {"num_rows": 2**22}, "num_rows must be at most 4194303, got 4194304"),
         ("vllm_k512[final_pad=neg_flt_max]", {}, "is not exact .* for study only"),
         ("vllm_k512[fits_rule=false]", {}, "is not exact .*ties with real -inf logits"),
-        ("vllm_k512[final_order=rank_count]", {}, "is not compiled"),
+        ("vllm_k512[final_capacity=512]", {}, "is not compiled"),
         (
             "sglang_block1024",
             {"k": 1025},

@@ -25,7 +25,8 @@ KIBI = 1024
     ],
 )
 def test_k512_maximum_splits_follow_the_shape(num_rows, num_cols, expected):
-    assert max_splits("vllm_k512", num_rows, num_cols) == expected
+    for variant in ("vllm_k512", "vllm_k512_uncrowded"):
+        assert max_splits(variant, num_rows, num_cols) == expected
 
 
 @pytest.mark.parametrize(
@@ -48,7 +49,8 @@ def test_k512_maximum_splits_follow_the_shape(num_rows, num_cols, expected):
     ],
 )
 def test_k512_active_splits_follow_the_live_length(num_rows, row_len, expected):
-    assert active_splits("vllm_k512", num_rows, row_len, 16) == expected
+    for variant in ("vllm_k512", "vllm_k512_uncrowded"):
+        assert active_splits(variant, num_rows, row_len, 16) == expected
 
 
 def test_active_splits_never_pass_the_workspace_or_starve_a_merge():
@@ -74,6 +76,8 @@ def test_generic_splits_depend_on_the_width_alone():
 )
 def test_k512_gate_names_what_it_refuses(shape, refusal):
     assert gate_refusal("vllm_k512", *shape) == refusal
+    uncrowded = refusal and refusal.replace("vllm_k512", "vllm_k512_uncrowded")
+    assert gate_refusal("vllm_k512_uncrowded", *shape) == uncrowded
 
 
 def test_generic_takes_k_up_to_2048():
@@ -110,7 +114,7 @@ def test_variant_text_round_trips_with_its_changes():
     assert variant.ablation == "no_fits_rule_pad_neg_flt_max"
     assert parse_variant(str(variant)) == variant
     assert str(parse_variant("vllm_k512[fits_rule=true]")) == "vllm_k512"
-    assert parse_variant("vllm_k512[final_order=rank_count]").ablation is None
+    assert parse_variant("vllm_k512[final_capacity=512]").ablation is None
 
 
 @pytest.mark.parametrize(
@@ -118,8 +122,8 @@ def test_variant_text_round_trips_with_its_changes():
     [
         (
             "vllm_k513",
-            "^variant must be one of vllm_generic, vllm_k512, sglang_block512, sglang_block1024, "
-            "got 'vllm_k513'$",
+            "^variant must be one of vllm_generic, vllm_k512, vllm_k512_uncrowded, "
+            "sglang_block512, sglang_block1024, got 'vllm_k513'$",
         ),
         ("vllm_k512[fits_rule=0]", "policy field fits_rule must be true or false, got '0'"),
         ("vllm_k512[capacity=1]", "policy field must be one of .*, got 'capacity=1'"),
@@ -226,6 +230,12 @@ def test_every_ablation_differs_from_its_variant():
     [
         ("sglang_block512[max_k=4]", "policy field must be one of block_size, stash_kib, overflow"),
         ("vllm_k512[max_k=4]", "policy field must be one of block_size, merge_block_size, final_"),
+        ("vllm_k512[splits=generic]", "policy field must be one of .*, got 'splits=generic'"),
+        (
+            "vllm_k512[increments=some]",
+            "increments must be one of each, opaque, wave, crowd, native, got 'some'",
+        ),
+        ("vllm_k512[equal_shortcut=1]", "equal_shortcut must be true or false, got '1'"),
         ("sglang_block512[stash_kib=40,stash_kib=48]", "policy field stash_kib must be given once"),
         ("sglang_block512[block_size=7]", "block_size must be one of 256, 512, 768, 1024, got 7"),
     ],

@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from topk_lab import cli, registry, results, targets, verify, workloads
+from topk_lab import cli, crowds, registry, results, targets, verify, workloads
 from topk_lab.contract import assert_exact
-from topk_lab.verify import lists, paging, sglang
+from topk_lab.reference import increments
+from topk_lab.verify import contention, lists, paging, sglang
 
 LISTS = ("masked_replay", "mixed_replay", "one_d_lengths", "neg_inf_rule")
 SGLANG = ("sglang_block512", "sglang_block1024")
-LINEAGES = ("vllm_k512", "vllm_generic", *SGLANG)
+LINEAGES = ("vllm_k512", "vllm_k512_uncrowded", "vllm_generic", *SGLANG)
 
 
 def found(check):
@@ -67,8 +68,69 @@ def test_legacy_pads_take_212_slots_from_real_logits(vllm_target):
     by_id = {
         check.id: found(check) for check in verify.checks("neg_inf_rule", "vllm_k512", vllm_target)
     }
-    assert by_id["legacy-pads"].counters["wrong_slots"] == 212
-    assert by_id["rule"].counters["wrong_slots"] == 0
+    wrong_slots = {label: finding.counters["wrong_slots"] for label, finding in by_id.items()}
+    assert wrong_slots.pop("legacy-pads") == 212
+    assert set(wrong_slots) == {
+        *("rule", "rule-legacy-pads", "tied-pads", "pads-after-all", "shortcut", "uncrowded")
+    }
+    assert set(wrong_slots.values()) == {0}
+
+
+@pytest.mark.parametrize("num_cols", contention.ATOMICS_LENGTHS)
+def test_atomics_of_masked_rows_are_those_of_the_derived_table(amd_target, num_cols):
+    table = results.load_published("neg_inf_atomics").set_index("row_end").loc[num_cols]
+    by_variant = {
+        check.variant: found(check).counters
+        for check in verify.checks("neg_inf_atomics", "vllm_k512", amd_target)
+        if check.num_cols == num_cols
+    }
+    without, counted = by_variant["vllm_k512[count_neg_inf=false]"], by_variant["vllm_k512"]
+    assert without["splits"] == counted["splits"] == [table["splits"]]
+    assert round(without["neg_inf_atomics_per_split"]) == table["atomics_before"]
+    assert counted["neg_inf_atomics_most"] <= table["atomics_after_at_most"]
+    # One by one in each step; what threads count is added up by each of 16 waves, of which the
+    # shortest share has work for half.
+    assert without["compiled_hot"] == without["steps"] * sum(without["neg_inf_atomics"])
+    waves = 8 if table["split_columns"] < 4096 else 16
+    assert counted["compiled_hot"] == pytest.approx(
+        counted["steps"] * waves * table["splits"], abs=counted["steps"]
+    )
+    assert without["lds_atomic_serialized_lanes"] > 40 * counted["lds_atomic_serialized_lanes"]
+
+
+@pytest.mark.parametrize("variant", contention.COUNTED)
+def test_lanes_that_add_something_are_those_that_the_increments_say(amd_target, variant):
+    checks = list(verify.checks("neg_inf_contention", variant, amd_target))
+    assert len(checks) == 18 * len(crowds.LENGTHS)
+    for check in checks:
+        if check.num_cols == crowds.LENGTHS[0]:
+            found(check)
+
+
+def test_lanes_that_nobody_expects_are_noticed(monkeypatch):
+    check = next(
+        check
+        for check in verify.checks("neg_inf_contention", "vllm_k512", "gfx950")
+        if check.id == "masked_random-0.5-16384"
+    )
+    honest = increments.pass_atomics
+
+    def one_too_many(*arguments):
+        made = honest(*arguments)
+        return made._replace(compiled=made.compiled + 1)
+
+    monkeypatch.setattr(increments, "pass_atomics", one_too_many)
+    finding = verify.run(check)
+    assert finding.status == "wrong"
+    assert "lanes added something" in finding.reason
+
+
+def test_compilers_hand_out_slots_wave_by_wave(amd_target):
+    for check in verify.checks("lds_atomics", "vllm_k512", amd_target):
+        counters = found(check).counters
+        assert counters["returning"] == counters["shared_returning"] > 20
+        assert counters["summing_increments"] == 0
+        assert counters["increments"] >= 20
 
 
 @pytest.mark.parametrize("seed", [1, 2])
@@ -140,10 +202,10 @@ def test_findings_become_records(tmp_path):
     for check in verify.checks("neg-inf-rule", "vllm_k512", "gfx950"):
         verify.record(recorder, check, verify.run(check))
     frame = results.load(tmp_path)
-    assert list(frame["status"]) == ["ok", "wrong"]
+    assert list(frame["status"]) == ["ok", "wrong", *["ok"] * 5]
     assert set(frame["kind"]) == {"emulated"}
     assert set(frame["compiler"]) != {None}
-    assert results.validate(tmp_path) == 2
+    assert results.validate(tmp_path) == 7
 
 
 # ---- the SGLang lineage --------------------------------------------------------------------------

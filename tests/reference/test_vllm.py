@@ -14,6 +14,7 @@ from topk_lab.reference.trace_record import TRACE_STEP
 
 NEG_INF = np.float32(-np.inf)
 BOTH = ("vllm_generic", "vllm_k512")
+ALL = (*BOTH, "vllm_k512_uncrowded")
 
 
 def assert_twin_right(variant, logits, k=512, **lengths):
@@ -33,7 +34,7 @@ def slots_written(twin):
 # ---- answers -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("variant", BOTH)
+@pytest.mark.parametrize("variant", ALL)
 @pytest.mark.parametrize("name", workloads.names())
 def test_workloads_with_poisoned_tails(variant, name):
     row_ends = np.array([20_001, 20_000, 16_385, 16_384, 1024, 513, 512, 511, 1, 0], np.int32)
@@ -41,8 +42,8 @@ def test_workloads_with_poisoned_tails(variant, name):
 
     twin = assert_twin_right(variant, logits, row_ends=row_ends)
 
-    splits = {"vllm_generic": [1] * 10, "vllm_k512": [8, 8, 8, *[1] * 7]}
-    assert twin.active_splits.tolist() == splits[variant]
+    splits = [1] * 10 if variant == "vllm_generic" else [8, 8, 8, *[1] * 7]
+    assert twin.active_splits.tolist() == splits
 
 
 @pytest.mark.parametrize("k", [1, 512, 1024, 2047, 2048])
@@ -245,6 +246,7 @@ POLICY_FIELDS = {
     "final_capacity": ("64", "1024", "2048"),
     "final_pad": schedules.FINAL_PADS,
     "final_order": schedules.FINAL_ORDERS,
+    "equal_shortcut": ("true", "false"),
 }
 
 
@@ -268,7 +270,7 @@ def test_no_policy_gives_garbage_and_sound_ones_are_exact(name):
         assert kinds <= (set() if variant.policy.sound else {"hole", "missing"}), fields
 
 
-@pytest.mark.parametrize("variant", BOTH)
+@pytest.mark.parametrize("variant", ALL)
 @pytest.mark.parametrize("name", workloads.names())
 def test_every_step_keeps_its_invariant(variant, name):
     k = 512
@@ -276,6 +278,7 @@ def test_every_step_keeps_its_invariant(variant, name):
     twin = vllm.select(variant, logits, k, ends=np.full(2, 16_000), trace=True)
     capacity = schedules.POLICIES[variant].final_capacity
     fits_rule = schedules.POLICIES[variant].fits_rule
+    shortcut = schedules.POLICIES[variant].equal_shortcut
 
     for row in range(2):
         bits = logits[row, :16_000].copy().view(np.uint32)
@@ -309,9 +312,10 @@ def test_every_step_keeps_its_invariant(variant, name):
             fits = size <= capacity and not refused
             assert record["fits"] == fits
             assert record["candidates"] == (size if fits and step < 3 else 0)
-            found = k if step == 3 else above if step > 0 or fits else 0
+            equal = step == 3 or (shortcut and not fits and len(set(bits[in_bin].tolist())) == 1)
+            found = k if equal else above if step > 0 or fits else 0
             assert record["emitted"] == found
-            assert step == 3 or fits == (step == made - 1)
+            assert (fits or equal) == (step == made - 1)
             prefix |= {1: threshold << 21, 2: threshold << 10}.get(step, 0)
         assert not twin.trace[row, 1]["histogram"].any()
 
@@ -369,6 +373,59 @@ def test_counting_neg_inf_apart_changes_no_histogram():
     np.testing.assert_array_equal(*traces)
 
 
+def a_crowd_with(value, odd_one_out):
+    """A row that ends with 2000 logits of one value, but for one of them."""
+    row = np.full(2100, value, np.float32)
+    row[:100] = np.arange(100, 0, -1)
+    row[1500] = odd_one_out
+    return row
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "made"),
+    [
+        pytest.param("normal", {}, 1, id="spread-values-fit-at-once"),
+        pytest.param("constant", {}, 1, id="one-value"),
+        pytest.param("all_neg_inf", {}, 1, id="masked"),
+        pytest.param("masked_prefix", {"finite": 300}, 1, id="masked-behind-fewer-than-k"),
+        pytest.param("relu_zeros", {}, 1, id="zeros-behind-fewer-than-k"),
+        pytest.param("same_leading_bits", {}, 4, id="equal-upper-22-bits"),
+        pytest.param("finite_min", {}, 2, id="least-finite-value-among-masked"),
+        pytest.param("beyond_fp16", {}, 3, id="infinite-in-half-precision-alone"),
+    ],
+)
+def test_steps_that_the_shortcut_leaves(name, arguments, made):
+    logits = workloads.make(name, 1, 16_384, **arguments)
+
+    shown = trace(logits[0], 512, variant="vllm_k512[equal_shortcut=true]").frame()
+    assert len(shown) == made
+    full = trace(logits[0], 512, variant="vllm_k512").frame()
+    columns = ["prefix", "threshold_bin", "bin_size", "above", "candidates"]
+    np.testing.assert_array_equal(shown[columns], full.loc[: made - 1, columns])
+
+
+@pytest.mark.parametrize(
+    ("value", "odd_one_out", "made"),
+    [
+        # The step in which the odd one out leaves the threshold bin, and the one behind it.
+        pytest.param(0.5, 0.5, 1, id="equal"),
+        pytest.param(0.5, np.float32(0.5 + 2**-24), 4, id="apart-in-the-last-bits"),
+        pytest.param(0.5, np.float32(0.5 + 2**-12), 3, id="apart-in-bits-of-step-2"),
+        pytest.param(0.5, np.float32(0.5 - 2**-25), 2, id="apart-below-the-octave"),
+        pytest.param(-np.inf, -65_520.0, 2, id="masked-and-infinite-in-half-precision"),
+        pytest.param(-np.inf, -np.finfo(np.float32).max, 2, id="masked-and-the-least-finite"),
+        pytest.param(0.0, -0.0, 1, id="zeros-of-either-sign"),
+        pytest.param(0.0, 1e-30, 2, id="zero-in-half-precision-alone"),
+    ],
+)
+def test_a_presumption_that_fails_costs_a_step_and_no_winner(value, odd_one_out, made):
+    row = a_crowd_with(value, odd_one_out)
+    for order in (row, row[::-1].copy()):
+        twin = assert_twin_right("vllm_k512_uncrowded", order[None])
+        assert ((1500 if order is row else 599) in twin.indices[0]) == (odd_one_out > value)
+        assert len(trace(order, 512, variant="vllm_k512_uncrowded").frame()) == made
+
+
 @pytest.mark.parametrize("size", [0, 1, 2, 128, 129, 1023, 1024])
 def test_rank_count_and_radix_sort_order_alike(size):
     k, above = 600, 600 - min(size, 300)
@@ -416,8 +473,7 @@ def test_generic_ranks_in_narrow_buffers_and_sorts_in_wide_ones():
             "vllm",
             (1, 8),
             1,
-            "variant must be one of vllm_generic, vllm_k512, sglang_block512, sglang_block1024, "
-            "got 'vllm'",
+            "variant must be one of vllm_generic, vllm_k512, .*, sglang_block1024, got 'vllm'",
         ),
     ],
 )
