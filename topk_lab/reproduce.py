@@ -30,12 +30,13 @@ PROGRAMME = (
     ("mixed_replay", "vllm_k512", None),
     ("one_d_lengths", "vllm_k512", None),
     ("neg_inf_rule", "vllm_k512", None),
-    ("workloads", "vllm_k512", None),
-    ("workloads", "vllm_k512", 1),
-    ("workloads", "vllm_generic", None),
-    ("workloads", "vllm_generic", 1),
-    ("pass_by_pass", "vllm_k512", None),
-    ("pass_by_pass", "vllm_generic", None),
+    ("neg_inf_atomics", "vllm_k512", None),
+    ("lds_atomics", "vllm_k512", None),
+    *(
+        (experiment, variant, seed)
+        for variant in ("vllm_k512", "vllm_k512_uncrowded", "vllm_generic")
+        for experiment, seed in (("workloads", None), ("workloads", 1), ("pass_by_pass", None))
+    ),
     *(
         (experiment, variant, seed)
         for variant in ("sglang_block512", "sglang_block1024")
