@@ -72,9 +72,11 @@ def _recorder(targets: Sequence[str]) -> Iterator[results.Recorder]:
         yield verify.recorder(Path(folder), targets)
 
 
-def _committed(experiment: str) -> pd.DataFrame:
+def _committed(experiment: str, *, timed: bool) -> pd.DataFrame:
+    """Records of an experiment: those that hold times, or those that don't."""
     records = results.load_committed()
     found = results.latest(records[records["experiment"] == experiment])
+    found = found[found["mode"].notna() == timed]
     if found.empty:
         raise ValueError(f"experiment must be one that records hold, got {experiment!r}")
     return found
@@ -105,7 +107,7 @@ def times(
         As `resolve`; no such experiment.
     """
     if resolve(mode) != "live":
-        return _committed(experiment)
+        return _committed(experiment, timed=True)
     from topk_lab import bench
 
     device = bench.TorchDevice()
@@ -140,7 +142,7 @@ def checks(
     """
     resolved = resolve(mode)
     if resolved == "replay":
-        return _committed(experiment)
+        return _committed(experiment, timed=False)
     from topk_lab import verify
 
     places = list(targets)
@@ -181,7 +183,7 @@ def profiles(
         As `resolve`; a profile that nobody recorded.
     """
     if resolve(mode) == "replay":
-        found = _committed("profile")
+        found = _committed("profile", timed=False)
         shape = {"target": target, "num_rows": num_rows, "num_cols": num_cols, "k": k}
         for name, value in (shape | {"workload": "normal"}).items():
             found = found[found[name] == value]

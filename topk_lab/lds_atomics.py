@@ -29,7 +29,7 @@ SASS_LINE = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?P<text>.*?)\s*;")
 # By platform: an LDS atomic, whether it returns the old value, and what counts the lanes before it.
 AMD_ATOMIC = re.compile(r"(?P<name>ds_(?:add|sub|inc|dec|min|max|and|or)_(?P<returns>rtn_)?\w+)")
 CUDA_ATOMIC = re.compile(r"(?:@!?U?P\d+ )?(?P<name>ATOMS\.[\w.]+) (?P<to>\w+),")
-LANES_COUNTED = re.compile(r"v_mbcnt_hi|POPC\b")
+LANES_COUNTED = re.compile(r"v_mbcnt_hi|(?:@!?U?P\d+ )?U?POPC ")
 WINDOW = 16  # instructions between counting the lanes and the atomic
 SUMS_EQUAL_ADDRESSES = "ATOMS.POPC.INC.32"
 
@@ -87,7 +87,7 @@ def count_listing(listing: Sequence[str]) -> LdsAtomics:
         if (amd and amd["returns"]) or (cuda and cuda["to"] != "RZ"):
             returning += 1
             before = listing[max(place - WINDOW, 0) : place]
-            shared += any(LANES_COUNTED.search(earlier) for earlier in before)
+            shared += any(LANES_COUNTED.match(earlier) for earlier in before)
     return LdsAtomics(
         mnemonics=dict(sorted(mnemonics.items())),
         increments=mnemonics.total() - returning,

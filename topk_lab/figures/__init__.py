@@ -7,6 +7,7 @@ share an axis unlabelled; where they share one, published marks are hollow and t
 and device.
 """
 
+from topk_lab.figures.contention import ablation_waterfall, ratio_heat_map, slot_map
 from topk_lab.figures.counts import counts_by_threads, recall_by_distribution
 from topk_lab.figures.peers import peers_times
 from topk_lab.figures.style import BLUE, FAINT, GREY, INK, MUTED, SKY, VERMILION, with_provenance
@@ -22,12 +23,15 @@ __all__ = [
     "MUTED",
     "SKY",
     "VERMILION",
+    "ablation_waterfall",
     "claims_overview",
     "counts_by_threads",
     "exactness_grid",
     "latency_by_rows",
     "peers_times",
+    "ratio_heat_map",
     "recall_by_distribution",
+    "slot_map",
     "speedup_by_length",
     "trace_bins",
     "trace_histograms",

@@ -4,7 +4,8 @@ A block's resources say how many blocks a device holds at once (`topk_lab.models
 beyond that wait for another wave of blocks: so a time grows in steps, or not at all while one
 block's latency is the cost (`topk_lab.models.times`). What that is worth in a served model, and how
 many winners a full stash loses, is arithmetic (`topk_lab.models.arithmetic`). What more threads
-change in the work of a block and of a wave is counted (`topk_lab.models.work`).
+change in the work of a block and of a wave is counted (`topk_lab.models.work`). How many atomics
+meet at one bin, and what the remedies save, is `topk_lab.models.contention`.
 
 Frames in, frames out: nothing here times anything, and only published tables are read.
 """
@@ -17,6 +18,15 @@ from topk_lab.models.arithmetic import (
     published_times,
     recorded_recall,
     step_share,
+)
+from topk_lab.models.contention import (
+    HotBin,
+    ablation_steps,
+    contention_costs,
+    hot_bin,
+    hot_bin_counts,
+    remedies,
+    striped_pads,
 )
 from topk_lab.models.occupancy import DEVICES, DeviceLimits, Occupancy, resident_blocks
 from topk_lab.models.times import (
@@ -36,18 +46,25 @@ __all__ = [
     "FLAT_GROWTH",
     "THROUGHPUT_ELASTICITY",
     "DeviceLimits",
+    "HotBin",
     "Occupancy",
     "StepShare",
+    "ablation_steps",
     "bandwidth_share",
+    "contention_costs",
     "expected_recall",
     "fit_waves",
     "flatness",
+    "hot_bin",
+    "hot_bin_counts",
     "published_recall",
     "published_step_share",
     "published_times",
     "recorded_recall",
+    "remedies",
     "resident_blocks",
     "speedups",
     "step_share",
+    "striped_pads",
     "work_by_block_size",
 ]
