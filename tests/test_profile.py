@@ -1,6 +1,5 @@
 """Are a profile's counters those of its launches, and do they agree with what was published?"""
 
-import numpy as np
 import pytest
 from click.testing import CliRunner
 
@@ -28,16 +27,19 @@ def test_step_0_atomics_are_those_that_were_published(masked):
         assert set(table["logits"]) == {16_384}
         assert set(table["neg_inf"]) == {14_336}
         assert set(table["steps"]) == {1}
-    assert set(before["neg_inf_atomics"]) == {14_336}
-    assert set(before["step0_atomics"]) == {16_384}
-    assert after["neg_inf_atomics"].between(1, 1024).all()
-    assert (after["step0_atomics"] == 2048 + after["neg_inf_atomics"]).all()
+        assert set(table["hot_bin"]) == {2016}
+    assert set(before["step0_hot"]) == {14_336}
+    assert set(before["step0_source"]) == {16_384}
+    assert after["step0_hot"].between(1, 1024).all()
+    assert (after["step0_source"] == 2048 + after["step0_hot"]).all()
 
 
 def test_the_compiler_adds_up_what_the_lanes_of_a_wave_counted(masked):
     # 2048 logits one by one, and one lane of each of 16 waves for all its -inf.
     assert set(masked["vllm_k512"].atomics["isa_add_lanes"]) == {2048 + 16}
     assert set(masked[WITHOUT].atomics["isa_add_lanes"]) == {16_384}
+    for found in masked.values():
+        assert (found.atomics["compiled"] == found.atomics["isa_add_lanes"]).all()
     waiting = {
         variant: found.counters.query("counter == 'lds_atomic_serialized_lanes'")["value"].iloc[0]
         for variant, found in masked.items()
@@ -45,26 +47,10 @@ def test_the_compiler_adds_up_what_the_lanes_of_a_wave_counted(masked):
     assert waiting[WITHOUT] > 100 * waiting["vllm_k512"]
 
 
-def test_atomics_at_source_level_count_threads_with_a_masked_logit():
-    logits = np.zeros((1, 20_000), np.float32)
-    # Two logits of thread 0, one of thread 3.
-    logits[0, [0, 4 * 1024, 12]] = -np.inf
-    assert profiling._neg_inf_threads(profiling._aligned(logits)[0, :5000], 1024) == 2
-    misaligned = profiling._aligned(np.zeros((1, 64), np.float32))[0, 1:]
-    # Head of three logits by threads 0 to 2, then 16 bytes each, then a tail by threads 3 on.
-    for position, thread in ((0, 0), (2, 2), (3, 0), (7, 1), (62, 14)):
-        misaligned[:] = 0
-        misaligned[[position, 3 + 4 * thread]] = -np.inf
-        assert profiling._neg_inf_threads(misaligned, 1024) == 1, position
-    misaligned[:] = 0
-    misaligned[[0, 1, 3]] = -np.inf
-    assert profiling._neg_inf_threads(misaligned, 1024) == 2
-
-
 @pytest.mark.parametrize("variant", ["vllm_k512", "vllm_generic"])
 def test_a_profile_counts_what_was_launched(amd_target, variant):
     found = profiling.profile(variant, amd_target, 2, 20_000, workload="normal")
-    logits = profiling._aligned(workloads.make("normal", 2, 20_000))
+    logits = targets.aligned(workloads.make("normal", 2, 20_000))
     outcome = targets.run(amd_target, variant, logits, 512, count="full")
     assert len(outcome.counts) == found.counters["launch"].nunique()
     for number, counted in enumerate(outcome.counts):
@@ -77,7 +63,7 @@ def test_a_profile_counts_what_was_launched(amd_target, variant):
     assert first["global_lines_64_read"] <= 2.4 * logits.nbytes / 64
     sums = found.blocks.groupby(["launch", "counter"])["value"].sum()
     assert sums[0, "global_bytes_read"] == first["global_bytes_read"]
-    assert not (found.atomics["step0_atomics"] != found.atomics["logits"]).any()
+    assert not (found.atomics["step0_source"] != found.atomics["logits"]).any()
 
 
 def test_every_hardware_counter_is_a_formula_of_emulated_ones(masked):
@@ -113,8 +99,8 @@ def test_the_command_prints_and_records_the_counters(tmp_path, masked):
     assert "launch 1: vllm_k512_merge" in rest
     said = done.stdout
     assert "SQ_LDS_BANK_CONFLICT = (within 10%)" in said
-    assert "neg_inf 14336, neg_inf_atomics 1024, step0_atomics 3072" in said
-    assert "isa_add_lanes 2064" in said
+    assert "neg_inf 14336, steps 1, hot_bin 2016, step0_hot 1024, step0_source 3072" in said
+    assert "compiled 2064, isa_add_lanes 2064" in said
 
     (cell,) = results.load(tmp_path).to_dict("records")
     assert (cell["kind"], cell["experiment"], cell["status"]) == ("emulated", "profile", "ok")
@@ -122,8 +108,8 @@ def test_the_command_prints_and_records_the_counters(tmp_path, masked):
     hardware = masked["vllm_k512"].hardware.set_index(["hardware_counter", "launch"])["predicted"]
     assert counters["rocprofv3_sq_insts_lds"] == hardware["SQ_INSTS_LDS"].tolist()
     assert counters["lds_instructions"] == counters["rocprofv3_sq_insts_lds"]
-    assert counters["first_histogram_neg_inf"] == 8 * 14_336
-    assert counters["first_histogram_isa_add_lanes"] == 8 * 2064
+    assert counters["histograms_neg_inf"] == 8 * 14_336
+    assert counters["histograms_isa_add_lanes"] == 8 * 2064
 
 
 def test_the_command_says_when_an_answer_is_wrong(monkeypatch):
@@ -161,11 +147,11 @@ def test_predictions_are_committed_for_owners_of_a_device(target):
     records = results.load(results.data_root() / "emulated" / target / "profile.jsonl")
     assert set(records["status"]) == {"ok"}
     cells = records.set_index(["variant", "workload"])["counters"]
-    assert len(cells) == 10
+    assert len(cells) == 12
     for variant, atomics in (("vllm_k512", range(1, 1025)), (WITHOUT, [14_336])):
         counters = cells[variant, "masked_blocks"]
-        assert counters["first_histogram_neg_inf"] == 4 * 8 * 14_336
-        assert counters["first_histogram_neg_inf_atomics"] in range(
+        assert counters["histograms_neg_inf"] == 4 * 8 * 14_336
+        assert counters["histograms_step0_hot"] in range(
             4 * 8 * atomics[0], 4 * 8 * atomics[-1] + 1
         )
     names = {counter.name for counter in profiling.HARDWARE_COUNTERS[target]}
@@ -178,5 +164,5 @@ def test_one_block_a_row_adds_up_nothing():
     assert found.reason is None
     table = found.atomics
     assert table["split"].tolist() == [0, 0]
-    assert set(table["neg_inf_atomics"]) == {14_336}
-    assert set(table["step0_atomics"]) == {16_384}
+    assert set(table["step0_hot"]) == {14_336}
+    assert set(table["step0_source"]) == {16_384}

@@ -46,6 +46,7 @@ def test_the_list():
         "relu_heads",
         "same_leading_bits",
         "constant",
+        "odd_one_out",
         "few_values",
         "relu_zeros",
         "signed_zeros",
@@ -99,7 +100,12 @@ def test_a_row_does_not_depend_on_what_is_around_it(name):
 
 
 def test_seed_and_row_change_what_is_drawn():
-    assert set(PINNED) == set(workloads.names()) - {*ROTATED, "constant", "all_neg_inf"}
+    assert set(PINNED) == set(workloads.names()) - {
+        *ROTATED,
+        "constant",
+        "odd_one_out",
+        "all_neg_inf",
+    }
     for name in PINNED:
         logits = workloads.make(name, 3, LIVE, seed=1)
         assert (bits(logits[0]) != bits(logits[1])).any(), name
@@ -285,6 +291,30 @@ def test_constant():
     assert (row_of("constant") == 1).all()
     assert (row_of("constant", value=-2.5) == -2.5).all()
     assert bits(row_of("constant", value=-0.0)).tolist() == [0x80000000] * LIVE
+
+
+def test_odd_one_out():
+    row = row_of("odd_one_out")
+    assert (row[:-1] == 0.5).all()
+    assert row[-1] == np.nextafter(np.float32(0.5), np.float32(1))
+    # One logit in the last bit, and the same in half precision.
+    assert bits(row)[-1] == bits(row)[0] + 1
+    assert np.float16(row[-1]) == row[0]
+    assert row_of("odd_one_out", num_live=1) == row[-1]
+
+
+def test_masked_blocks_keep_one_in_as_many_as_asked():
+    for of in (1, 2, 8, 100):
+        row = row_of("masked_blocks", num_live=8 * 200, of=of)
+        kept = np.isfinite(row).reshape(-1, 8)
+        assert (kept.all(axis=1) | ~kept.any(axis=1)).all()
+        assert kept.all(axis=1).sum() == 200 // of
+        assert (np.add.reduceat(kept.all(axis=1), np.arange(0, 200, of)) == 1).all()
+    # Fewer blocks than one is kept of.
+    assert np.isfinite(row_of("masked_blocks", num_live=80, of=10**30)).sum() == 8
+    for of in (0, -1, 1.5, 8.0, float("nan")):
+        with pytest.raises(ValueError, match="of must be a whole number of at least 1, got"):
+            row_of("masked_blocks", of=of)
 
 
 def test_few_values():
