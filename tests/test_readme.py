@@ -56,7 +56,7 @@ def test_markers_are_filled_and_a_stale_readme_is_found(recorded):
     text = readme.update_markers(MARKED, blocks)
     assert readme.check_markers(text, blocks) == []
     assert readme.update_markers(text, blocks) == text
-    assert text.startswith("# topk_lab\nbefore\n<!-- topk-lab:claims -->\n57 claims: 2 reproduced")
+    assert text.startswith("# topk_lab\nbefore\n<!-- topk-lab:claims -->\n67 claims: 2 reproduced")
     assert text.endswith("after\n<!-- topk-lab:other -->\nkept\n<!-- /topk-lab:other -->\n")
     assert "\nold\n" not in text
     edited = text.replace("212 of 512 slots", "211 of 512 slots")
@@ -70,7 +70,7 @@ def test_readme_table_has_a_line_for_every_claim(recorded):
     table = [line for line in lines if line.startswith("|")]
     assert len(table) == len(judged) + 2 * 2
     assert {line.count(" | ") for line in table if not line.startswith("|--")} == {4}
-    folded = lines.index("<details><summary>Published only: 55 more claims</summary>")
+    folded = lines.index("<details><summary>Published only: 65 more claims</summary>")
     assert all("published only" in line for line in lines[folded:] if line.startswith("| vLLM"))
     assert lines[folded - 2].startswith("Records: measured on ")
 
@@ -78,13 +78,23 @@ def test_readme_table_has_a_line_for_every_claim(recorded):
 def test_blocks_without_a_record_say_so(recorded):
     records, _ = recorded
     blocks = readme.blocks(claims.evaluate(records), records)
-    assert set(blocks) == {"claims", "baselines", "latency", "overhead"}
-    assert blocks["baselines"] == blocks["latency"] == blocks["overhead"] == "No record yet.\n"
+    assert set(blocks) == {"claims", "baselines", "contention", "latency", "overhead"}
+    blocks.pop("claims")
+    assert set(blocks.values()) == {"No record yet.\n"}
 
 
 def test_committed_records_fill_every_block():
     records = results.load_committed()
     blocks = readme.blocks(claims.evaluate(records), records)
+    crowds = blocks["contention"].split("\n\n")[0].splitlines()[2:]
+    assert [line.split(" | ")[0].removeprefix("| ") for line in crowds] == list(readme.CROWDS)
+    for line in crowds:
+        _, without, counted, ours, mirror, *ratios = line.strip("| ").split(" | ")
+        assert int(without.replace(",", "")) >= int(counted.replace(",", ""))
+        assert int(counted.replace(",", "")) >= int(ours.replace(",", ""))
+        assert mirror.endswith(" us")
+        assert all(0.3 < float(ratio) < 3 for ratio in ratios)
+        assert len(ratios) == 3
     mirrors = [line for line in blocks["baselines"].splitlines() if line.startswith("| vllm_")]
     assert len(mirrors) == 4
     assert all(line.endswith(" of 18 |") for line in mirrors)

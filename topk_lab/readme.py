@@ -22,6 +22,20 @@ __all__ = ["blocks", "check_markers", "picture", "update_markers"]
 BLOCK_SIZES = ("sglang_block512", "sglang_block1024")
 LEAST_ROWS = 8  # of the published statement that the time is flat
 
+CONTENTION_SHAPE = {"num_rows": 24, "num_cols": 262_144}
+CONTENTION_TARGET = "gfx950"
+WAITING = (models.UNCOUNTED, models.COUNTED, models.UNCROWDED)
+TIMED = (models.OPAQUE, models.UNCOUNTED, models.UNCROWDED)
+CROWDS = {
+    "no mask": ("normal", {}),
+    "7 of 8 masked": ("masked_blocks", {"of": 8}),
+    "all masked": ("all_neg_inf", {}),
+    "zeros of a ReLU": ("relu_zeros", {}),
+    "one value": ("constant", {}),
+    "values close together": ("near_equal", {}),
+    "the last bits alone differ": ("same_leading_bits", {}),
+}
+
 MARKED = re.compile(
     r"(?P<open><!-- topk-lab:(?P<name>[a-z-]+) -->\n)(?P<body>.*?)"
     r"(?P<close><!-- /topk-lab:(?P=name) -->)",
@@ -44,8 +58,9 @@ def blocks(claims_frame: pd.DataFrame, records: pd.DataFrame) -> dict[str, str]:
     dict
         Marker name -> Markdown. ``claims``: the summary, the decided claims and where the verdicts
         come from, and, folded, what is published only. ``baselines``: the mirrors against their
-        upstreams. ``latency``: what more threads change, and up to how many rows the time is flat.
-        ``overhead``: what the host pays for a call.
+        upstreams. ``contention``: what a crowded bin costs and what the remedies save. ``latency``:
+        what more threads change, and up to how many rows the time is flat. ``overhead``: what the
+        host pays for a call.
     """
     undecided = claims_frame["outcome"] == PUBLISHED_ONLY
     lines = [
@@ -64,6 +79,7 @@ def blocks(claims_frame: pd.DataFrame, records: pd.DataFrame) -> dict[str, str]:
     return {
         "claims": "\n".join(lines) + "\n",
         "baselines": _baselines_block(records),
+        "contention": _contention_block(records),
         "latency": _latency_block(records),
         "overhead": _overhead_block(records),
     }
@@ -95,6 +111,38 @@ def _baselines_block(records: pd.DataFrame) -> str:
     ]
     names = ("mirror", "cache", "geomean [95 %]", "best shape", "worst shape", "above 1.10")
     return f"{_markdown(names, rows)}\nRecords: {results.provenance(results.latest(timed))}.\n"
+
+
+def _contention_block(records: pd.DataFrame) -> str:
+    """Lanes that wait in compiled AMD code, and times on a device, for rows that crowd."""
+    found = results.latest(records[records["experiment"] == "neg_inf_contention"])
+    found = found[found["num_cols"] == CONTENTION_SHAPE["num_cols"]]
+    counts = found[found["target"] == CONTENTION_TARGET]
+    times = found[(found["cache"] == "warm") & (found["num_rows"] == CONTENTION_SHAPE["num_rows"])]
+    if counts.empty or times.empty:
+        return "No record yet.\n"
+    rows = []
+    for label, (workload, arguments) in CROWDS.items():
+        counted, timed = (
+            {
+                cell["variant"]: cell
+                for cell in cells.to_dict("records")
+                if (cell["workload"], cell["workload_args"]) == (workload, arguments)
+            }
+            for cells in (counts, times)
+        )
+        waiting = [
+            f"{counted[name]['counters']['lds_atomic_serialized_lanes']:,}" for name in WAITING
+        ]
+        mirror = timed[models.COUNTED]["median_us"]
+        ratios = [f"{timed[name]['median_us'] / mirror:.2f}" for name in TIMED]
+        rows.append((label, *waiting, f"{mirror:.1f} us", *ratios))
+    names = (
+        *("rows of 262144", "waiting lanes, -inf not counted", "counted", "uncrowded"),
+        *("H200: counted", "increments hidden", "not counted", "uncrowded"),
+    )
+    shown = found.loc[counts.index.union(times.index)]
+    return f"{_markdown(names, rows)}\nRecords: {results.provenance(shown)}.\n"
 
 
 def _latency_block(records: pd.DataFrame) -> str:

@@ -20,6 +20,10 @@ from topk_lab.models.arithmetic import (
     step_share,
 )
 from topk_lab.models.contention import (
+    COUNTED,
+    OPAQUE,
+    UNCOUNTED,
+    UNCROWDED,
     HotBin,
     ablation_steps,
     contention_costs,
@@ -41,10 +45,14 @@ from topk_lab.models.times import (
 from topk_lab.models.work import work_by_block_size
 
 __all__ = [
+    "COUNTED",
     "DEVICES",
     "FIT_TOLERANCE",
     "FLAT_GROWTH",
+    "OPAQUE",
     "THROUGHPUT_ELASTICITY",
+    "UNCOUNTED",
+    "UNCROWDED",
     "DeviceLimits",
     "HotBin",
     "Occupancy",

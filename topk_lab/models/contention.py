@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     import pandas as pd
 
 __all__ = [
+    "COUNTED",
+    "OPAQUE",
+    "UNCOUNTED",
+    "UNCROWDED",
     "HotBin",
     "ablation_steps",
     "contention_costs",
@@ -38,6 +42,7 @@ PATTERNS = {
 COUNTED = "vllm_k512"
 UNCOUNTED = "vllm_k512[count_neg_inf=false]"
 OPAQUE = "vllm_k512[count_neg_inf=false,increments=opaque]"
+UNCROWDED = "vllm_k512_uncrowded"
 # From none of the source's changes to all of them, and on to the remedies of this package.
 STEPS = {
     "none of the changes": (
@@ -51,7 +56,7 @@ STEPS = {
     "-inf never sorted": UNCOUNTED,
     "-inf counted": COUNTED,
     "equal logits not refined": "vllm_k512[equal_shortcut=true]",
-    "any crowd, as the platform likes it": "vllm_k512_uncrowded",
+    "any crowd, as the platform likes it": UNCROWDED,
 }
 
 
