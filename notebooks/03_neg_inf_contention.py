@@ -9,7 +9,7 @@
 # %% [markdown]
 # # Why does one bin full of -inf hurt, and what does it take to make it harmless?
 #
-# **Question.** The consumer layers of a two-level indexer set 7 of 8 logits to -inf. In a
+# **Question.** The consumer layers of a two-level indexer set seven of eight logits to -inf. In a
 # histogram all of these are counted in one bin, by atomics on one address. vLLM #56743 lets each
 # thread count its -inf logits and add them once. What does that save, where, and what is left?
 #
@@ -49,7 +49,7 @@ LENGTH = 262_144
 # %% [markdown]
 # ## One bin, most of the row
 #
-# The first histogram of one masked row, by the Numba twin. -inf falls into bin 2016.
+# The first histogram of one masked row, by the Numba twin:
 
 # %%
 masked_row = workloads.make("masked_blocks", 1, 16_384, seed=SEED)[0]
@@ -78,7 +78,7 @@ hot.set_index(["variant", "target", "num_cols"])[shown].round(1)
 # ## Why an H200 does not care
 #
 # The same source, as each compiler sees it. nvcc turns an increment whose old value nobody wants
-# into `ATOMS.POPC.INC`, made for increments of equal addresses. In the *opaque* policy the 1 is
+# into `ATOMS.POPC.INC`, made for increments of equal addresses. In the *opaque* policy the one is
 # hidden from the compiler, and the plain `ATOMS.ADD` is left. And slots: both compilers count the
 # lanes first and let one of them reserve for its wave, so there is nothing to be gained by
 # writing that out.
@@ -125,9 +125,9 @@ costs.set_index("variant")[["ns_per_atomic", "low", "high", "fixed_us", "r2", "i
 # %% [markdown]
 # ## Why a bin of -inf must not be sorted
 #
-# 300 finite logits and 700 masked ones: the cutoff is masked, and the threshold bin, 700 logits,
-# would fit among the final items. The sort fills its buffer with pads. Legacy pads are the least
-# finite number, which outranks -inf.
+# More logits are masked than not: the cutoff is masked, and the threshold bin, all that is
+# masked, would fit among the final items. The sort fills its buffer with pads. Legacy pads are
+# the least finite number, which outranks -inf.
 
 # %%
 row = workloads.make("masked_prefix", 1, 1000, seed=SEED, finite=300)[0]
@@ -155,8 +155,8 @@ slots.pivot(index="variant", columns="target", values="wrong_slots")
 
 # %% [markdown]
 # Pads that *tie* with -inf are right here, and by one property alone: this sort is stable and
-# reads its buffer in order. A block of 512 threads that reads four items each in stripes, as a
-# common block sort does, would put this many pads among the first 212 places:
+# reads its buffer in order. A block of half the threads that reads four items each in stripes, as
+# a common block sort does, would put this many pads into the slots that are left:
 
 # %%
 print(models.striped_pads(700, 212, threads=512, items_per_thread=4))
@@ -268,8 +268,8 @@ summary.loc[[UNCOUNTED, CROWD, OPAQUE, SHORTCUT, OURS]].round(3)
 
 # %% [markdown]
 # Slower than `vllm_k512` it is where logits differ in their last bits alone, for the presumption
-# fails three times; and at the longest length, by far the most at 24 rows. There 384 blocks meet
-# a device that holds 264 at once.
+# fails three times; and at the longest length, by far the most at one number of rows. There half
+# as many blocks again meet the device as it holds at once.
 
 # %%
 longest = ratios[
@@ -282,7 +282,7 @@ longest[longest["variant"].isin([UNCOUNTED, SHORTCUT, OURS])].pivot(
 ).round(3)
 
 # %% [markdown]
-# At 24 rows kernels that do the same work on a normal row, but are compiled apart, spread as
+# There, kernels that do the same work on a normal row, but are compiled apart, spread as
 # widely: ranking few items or all, sorting a bin of -inf or not, makes no difference to a row
 # that has few items and no -inf. So it is not the work that decides there. What does is not
 # known.
