@@ -37,8 +37,8 @@ def test_reproduction_writes_page_and_records(small, tmp_path):
     verdicts = outcome.claims.set_index("id")["found"]
     assert verdicts["vllm-56743.neg-inf-legacy-pads"] == "212 on numba, gfx950"
     assert [name for name, _ in outcome.stages] == [
-        "3 checks on numba",
-        "3 checks on gfx950",
+        "8 checks on numba",
+        "8 checks on gfx950",
         f"{len(outcome.claims)} claims",
         "0 notebooks",
     ]
@@ -48,7 +48,7 @@ def test_reproduction_writes_page_and_records(small, tmp_path):
 def test_records_of_an_earlier_run_are_replaced(small, tmp_path):
     for _ in range(2):
         reproduce.reproduce(tmp_path, chosen=("numba",), say=lambda line: None)
-    assert len(results.load(tmp_path / "records")) == 3
+    assert len(results.load(tmp_path / "records")) == 8
 
 
 def test_a_wrong_kernel_fails_the_command(small, tmp_path, monkeypatch):
@@ -102,4 +102,4 @@ def test_kept_records_take_the_place_of_the_committed_ones(small, tmp_path, monk
         "measured/cpu/neg_inf_rule.jsonl",
         "measured/cpu/one_d_lengths.jsonl",
     ]
-    assert len(results.load(data)) == 3
+    assert len(results.load(data)) == 8
