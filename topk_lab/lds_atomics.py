@@ -43,7 +43,7 @@ class LdsAtomics:
     mnemonics : dict of str to int
         All of them.
     increments : int
-        Those that want no old value back.
+        Those that want no old value back: they add to a bin, one or what a thread counted.
     summing_increments : int
         Of these, instructions that add up the lanes that share an address.
     returning : int
@@ -86,8 +86,7 @@ def count_listing(listing: Sequence[str]) -> LdsAtomics:
         mnemonics[found["name"]] += 1
         if (amd and amd["returns"]) or (cuda and cuda["to"] != "RZ"):
             returning += 1
-            before = listing[max(place - WINDOW, 0) : place]
-            shared += any(LANES_COUNTED.match(earlier) for earlier in before)
+            shared += _lanes_counted_before(listing, place)
     return LdsAtomics(
         mnemonics=dict(sorted(mnemonics.items())),
         increments=mnemonics.total() - returning,
@@ -95,6 +94,16 @@ def count_listing(listing: Sequence[str]) -> LdsAtomics:
         returning=returning,
         shared_returning=shared,
     )
+
+
+def _lanes_counted_before(listing: Sequence[str], place: int) -> bool:
+    """Whether lanes were counted shortly before an atomic, and behind the one before it."""
+    for earlier in reversed(listing[max(place - WINDOW, 0) : place]):
+        if AMD_ATOMIC.match(earlier) or CUDA_ATOMIC.match(earlier):
+            return False
+        if LANES_COUNTED.match(earlier):
+            return True
+    return False
 
 
 def lds_atomics(kernel: str, target: str) -> LdsAtomics:

@@ -136,7 +136,7 @@ def ablation_waterfall(frame: pd.DataFrame, *, axes: Sequence[Axes] | None = Non
     Raises
     ------
     ValueError
-        A missing column, or several kinds.
+        A missing column, several kinds, or several shapes.
     """
     import numpy as np
 
@@ -144,6 +144,9 @@ def ablation_waterfall(frame: pd.DataFrame, *, axes: Sequence[Axes] | None = Non
         frame, "num_rows", "num_cols", "pattern", "fraction", "step", "time_us", "change_us", "kind"
     )
     only_kind(frame)
+    shapes = frame[["num_rows", "num_cols"]].drop_duplicates()
+    if len(shapes) > 1:
+        raise ValueError(f"frame must hold inputs of one shape, got {len(shapes)} shapes")
     inputs = list(frame.groupby(["pattern", "fraction"], sort=False))
     if axes is None:
         axes = new_panels(len(inputs), 3, 2.9, sharey=True)
@@ -169,7 +172,7 @@ def ablation_waterfall(frame: pd.DataFrame, *, axes: Sequence[Axes] | None = Non
                 va="center", fontsize=8, color=INK)  # fmt: skip
         ax.set_yticks(range(last + 1), [*steps["step"], "all of these"])
         ax.set_ylim(last + 0.6, -0.6)
-        ax.set_xlim(0, 1.22 * float(steps["time_us"].max()))
+        ax.set_xlim(0, 1.22 * float(frame["time_us"].max()))
         ax.set_title(_input(pattern, fraction), fontsize=9, color=INK, loc="left")
         ax.set_xlabel("us a call", fontsize=8.5, color=MUTED)
         plain(ax, grid="x")
@@ -204,7 +207,7 @@ def slot_map(
     Raises
     ------
     ValueError
-        No answer, or an index outside the row.
+        No answer, another shape, or an index outside the row.
     """
     import numpy as np
     from matplotlib.colors import ListedColormap
@@ -215,6 +218,11 @@ def slot_map(
     if axes is None:
         axes = new_axes(9.5, 0.9 + 1.15 * len(answers), rows=len(answers))
     for ax, (title, indices) in zip(axes, answers.items(), strict=True):
+        if row.ndim != 1 or indices.ndim != 1 or not indices.size:
+            raise ValueError(
+                f"row and answers must have shapes (num_cols,) and (k,), got {row.shape} and "
+                f"{indices.shape} for {title!r}"
+            )
         if indices.max() >= row.size or indices.min() < -1:
             raise ValueError(f"answers must hold indices from -1 to {row.size - 1}, got {title!r}")
         codes = np.where(indices < 0, 2, np.isneginf(row[np.maximum(indices, 0)]).astype(int))

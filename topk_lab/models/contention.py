@@ -6,6 +6,7 @@ the same, and what a device's times say, is read from records of ``neg_inf_conte
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -41,11 +42,13 @@ PATTERNS = {
 }
 COUNTED = "vllm_k512"
 UNCOUNTED = "vllm_k512[count_neg_inf=false]"
+TIMED_ROWS = 24
 OPAQUE = "vllm_k512[count_neg_inf=false,increments=opaque]"
 UNCROWDED = "vllm_k512_uncrowded"
-# From none of the source's changes to all of them, and on to the remedies of this package.
+# From none of the source's changes to bins and final items to all of them, and on to the remedies
+# of this package. Splits and threads are those of the source throughout.
 STEPS = {
-    "none of the changes": (
+    "no change to bins or items": (
         "vllm_k512[final_capacity=2048,count_neg_inf=false,fits_rule=false,"
         "final_pad=after_all,final_order=radix_sort]"
     ),
@@ -56,7 +59,7 @@ STEPS = {
     "-inf never sorted": UNCOUNTED,
     "-inf counted": COUNTED,
     "equal logits not refined": "vllm_k512[equal_shortcut=true]",
-    "any crowd, as the platform likes it": UNCROWDED,
+    "-inf not counted, other crowds kept": UNCROWDED,
 }
 
 
@@ -69,12 +72,13 @@ class HotBin:
     masked : float
         -inf logits of a split: so many atomics, where each is added by itself.
     counted : float
-        Atomics where each thread adds its count once: at most one a thread.
+        At most so many where each thread adds its count once: one a thread that has logits.
     compiled : float
-        Lanes that execute these on an AMD target: the compiler lets one lane add for its wave.
+        At most so many lanes that execute these on an AMD target: the compiler lets one lane add
+        for its wave.
     serialized : float
         Lanes that wait for another of their wave, where each logit is added by itself and the
-        masked ones lie evenly.
+        masked ones lie at random.
     """
 
     masked: float
@@ -127,7 +131,7 @@ def hot_bin(row_len: int, fraction: float, splits: int, threads: int = 1024) -> 
         masked=masked,
         counted=min(busy, masked),
         compiled=min(math.ceil(busy / LANES), masked),
-        serialized=masked - some * visits,
+        serialized=max(0.0, masked - some * visits),
     )
 
 
@@ -187,17 +191,29 @@ def _timed(records: pd.DataFrame) -> pd.DataFrame:
 def _described(cells: pd.DataFrame) -> pd.DataFrame:
     arguments = zip(cells["workload"], cells["workload_args"], cells["num_cols"], strict=True)
     return cells.assign(
+        arguments=[json.dumps(one, sort_keys=True) for one in cells["workload_args"]],
         fraction=[masked_fraction(*one) for one in arguments],
         pattern=[PATTERNS.get(name, name) for name in cells["workload"]],
     )
 
 
 def _side_by_side(cells: pd.DataFrame, value: str) -> pd.DataFrame:
-    """A column for each variant, a row for each input and cache."""
-    place = ["num_rows", "num_cols", "workload", "pattern", "fraction"]
+    """A column for each variant, a row for each input and cache, all of one device or target."""
+    for name in ("device", "target", "k"):
+        if name in cells and cells[name].nunique() != 1:
+            found = ", ".join(map(str, sorted(set(cells[name])))) or "none"
+            raise ValueError(f"records must be of one {name}, got {found}")
+    place = ["num_rows", "num_cols", "workload", "arguments", "pattern", "fraction"]
     if "cache" in cells and cells["cache"].notna().all():
         place.append("cache")
-    return cells.pivot_table(index=place, columns="variant", values=value, aggfunc="last")
+    twice = cells.duplicated([*place, "variant"])
+    if twice.any():
+        one = cells[twice].iloc[0]
+        raise ValueError(
+            f"records must hold each cell once, got {one['variant']} on {one['workload']} of "
+            f"{one['num_cols']} twice"
+        )
+    return cells.pivot(index=place, columns="variant", values=value)
 
 
 def remedies(records: pd.DataFrame, baseline: str = COUNTED) -> pd.DataFrame:
@@ -213,19 +229,19 @@ def remedies(records: pd.DataFrame, baseline: str = COUNTED) -> pd.DataFrame:
     Returns
     -------
     pandas.DataFrame
-        One row an input, cache and variant: ``num_rows``, ``num_cols``, ``workload``, ``pattern``,
-        ``fraction``, ``cache``, ``variant``, ``baseline_us``, ``ratio`` (below 1 is faster),
-        ``kind``, ``device``.
+        One row an input, cache and variant: ``num_rows``, ``num_cols``, ``workload``,
+        ``arguments`` (JSON), ``pattern``, ``fraction``, ``cache``, ``variant``, ``baseline_us``,
+        ``ratio`` (below 1 is faster), ``kind``, ``device``.
 
     Raises
     ------
     ValueError
-        No time of the baseline.
+        No time of the baseline, several devices, or a cell twice.
     """
     cells = _timed(records)
     table = _side_by_side(cells, "median_us")
     if baseline not in table:
-        raise ValueError(f"records must hold times of {baseline}, got {', '.join(table)}")
+        raise ValueError(f"records must hold times of {baseline}, got {', '.join(table) or 'none'}")
     ratios = table.div(table[baseline], axis=0).stack().rename("ratio").reset_index()
     times = table[baseline].rename("baseline_us").reset_index()
     found = ratios.merge(times, on=[name for name in times if name != "baseline_us"])
@@ -244,9 +260,14 @@ def ablation_steps(records: pd.DataFrame) -> pd.DataFrame:
     Returns
     -------
     pandas.DataFrame
-        One row an input and step, in order: ``num_rows``, ``num_cols``, ``workload``, ``pattern``,
-        ``fraction``, ``step``, ``variant``, ``time_us``, ``change_us`` (NaN for the first),
-        ``kind``, ``device``. Warm caches.
+        One row an input and step, in order: ``num_rows``, ``num_cols``, ``workload``,
+        ``arguments``, ``pattern``, ``fraction``, ``cache``, ``step``, ``variant``, ``time_us``,
+        ``change_us`` (NaN for the first), ``kind``, ``device``. Warm caches.
+
+    Raises
+    ------
+    ValueError
+        No input with a time of every step, several devices, or a cell twice.
     """
     import pandas as pd
 
@@ -263,6 +284,8 @@ def ablation_steps(records: pd.DataFrame) -> pd.DataFrame:
             row |= {"step": step, "variant": variant, "time_us": times[variant]}
             rows.append(row | {"change_us": times[variant] - before})
             before = times[variant]
+    if not rows:
+        raise ValueError("records must hold an input with a warm time of every step, got none")
     first = cells.iloc[0]
     return pd.DataFrame(rows).assign(kind=first["kind"], device=first["device"])
 
@@ -279,61 +302,70 @@ def contention_costs(
     counts : pandas.DataFrame
         Emulated records of ``neg_inf_contention`` on one target: the atomics of one row.
     draws, seed : int
-        Of the bootstrap over inputs.
+        Of the bootstrap over the inputs of a length.
 
     Returns
     -------
     pandas.DataFrame
-        For increments as nvcc compiles them, and for those that it can't see through: ``variant``,
-        ``ns_per_atomic``, the slope of time without counting -inf minus time with it (ns), over the
-        atomics on the -inf bin that a block is spared in all its passes, with its 95 % interval
-        ``low``, ``high``; ``fixed_us``, the difference where there is none to spare; ``r2``;
-        ``inputs``; ``kind``, ``device``.
+        A row for each length, and for increments as nvcc compiles them and those that it can't see
+        through: ``variant``, ``num_cols``, ``splits``; ``ns_per_atomic``, the slope of time without
+        counting -inf minus time with it (ns), over the atomics on the hot bin that the fullest
+        block is spared in all its passes, with its 95 % interval ``low``, ``high``; ``fixed_us``,
+        the intercept; ``r2``; ``inputs``; ``kind``, ``device``.
+
+    Raises
+    ------
+    ValueError
+        Records or counts without these variants, of several devices or targets, or with a cell
+        twice.
 
     Notes
     -----
-    Blocks of a row work side by side, so it is the atomics of one block that a call waits for:
-    those of all splits, divided by their number. Inputs are rows of the masked list.
+    A call ends with its fullest block. Blocks that share a compute unit also share what serves
+    atomics, so that a length with more blocks than units has a slope of its own: lengths are not
+    pooled.
     """
     import pandas as pd
 
     cells = _timed(records[records["cache"] == "warm"])
-    cells = cells[cells["workload"].isin(list(PATTERNS)) & (cells["num_rows"] == 24)]
-    times = _side_by_side(cells, "median_us").droplevel(["num_rows", "cache"])
+    cells = cells[cells["workload"].isin(list(PATTERNS)) & (cells["num_rows"] == TIMED_ROWS)]
     counted = _described(counts[counts["workload"].isin(list(PATTERNS))])
-    counted = counted.assign(
-        hot=[
-            counters["hot"] / counters["splits"][0] if fraction else 0.0
-            for counters, fraction in zip(counted["counters"], counted["fraction"], strict=True)
-        ]
-    )
-    atomics = _side_by_side(counted, "hot").droplevel("num_rows")
+    hot = [counters["hot_most"] for counters in counted["counters"]]
+    splits = counted.assign(splits=[counters["splits"][0] for counters in counted["counters"]])
+    for name, frame, needed in (
+        ("records", cells, (COUNTED, UNCOUNTED, OPAQUE)),
+        ("counts", counted, (COUNTED, UNCOUNTED)),
+    ):
+        missing = set(needed) - set(frame["variant"])
+        if missing:
+            raise ValueError(f"{name} must hold {', '.join(needed)}, got none of {min(missing)}")
+    times = _side_by_side(cells, "median_us").droplevel(["num_rows", "cache"])
+    atomics = _side_by_side(counted.assign(hot=hot), "hot").droplevel("num_rows")
+    spared = atomics[UNCOUNTED] - atomics[COUNTED]
     rng = np.random.default_rng(seed)
     rows = []
     for variant in (UNCOUNTED, OPAQUE):
-        pairs = pd.DataFrame(
-            {
-                "spared": atomics[UNCOUNTED] - atomics[COUNTED],
-                "saved_us": times[variant] - times[COUNTED],
-            }
-        ).dropna()
-        x, y = pairs["spared"].to_numpy(), pairs["saved_us"].to_numpy()
-        slope, fixed = np.polyfit(x, y, 1)
-        residual = y - (slope * x + fixed)
-        drawn = rng.integers(len(x), size=(draws, len(x)))
-        slopes = [np.polyfit(x[one], y[one], 1)[0] for one in drawn if np.ptp(x[one]) > 0]
-        low, high = np.quantile(slopes, (0.025, 0.975))
-        rows.append(
-            {
-                "variant": variant,
-                "ns_per_atomic": 1e3 * slope,
-                "low": 1e3 * low,
-                "high": 1e3 * high,
-                "fixed_us": fixed,
-                "r2": 1 - residual.var() / y.var() if np.ptp(y) > 1e-9 else math.nan,
-                "inputs": len(x),
-            }
-        )
+        pairs = pd.DataFrame({"spared": spared, "saved_us": times[variant] - times[COUNTED]})
+        for num_cols, mine in pairs.dropna().groupby("num_cols"):
+            x, y = mine["spared"].to_numpy(), mine["saved_us"].to_numpy()
+            slope, fixed = np.polyfit(x, y, 1)
+            residual = y - (slope * x + fixed)
+            drawn = rng.integers(len(x), size=(draws, len(x)))
+            slopes = [np.polyfit(x[one], y[one], 1)[0] for one in drawn if np.ptp(x[one]) > 0]
+            low, high = np.quantile(slopes, (0.025, 0.975))
+            rows.append(
+                {
+                    "variant": variant,
+                    "num_cols": num_cols,
+                    "splits": splits.loc[splits["num_cols"] == num_cols, "splits"].iloc[0],
+                    "ns_per_atomic": 1e3 * slope,
+                    "low": 1e3 * low,
+                    "high": 1e3 * high,
+                    "fixed_us": fixed,
+                    "r2": 1 - residual.var() / y.var() if np.ptp(y) > 1e-9 else math.nan,
+                    "inputs": len(x),
+                }
+            )
     first = cells.iloc[0]
     return pd.DataFrame(rows).assign(kind=first["kind"], device=first["device"])
 
@@ -358,7 +390,7 @@ def striped_pads(num_items: int, slots: int, threads: int, items_per_thread: int
     Raises
     ------
     ValueError
-        More items or slots than places.
+        No threads or items, or more items or slots than places.
 
     Examples
     --------
@@ -368,6 +400,9 @@ def striped_pads(num_items: int, slots: int, threads: int, items_per_thread: int
     >>> striped_pads(700, 212, threads=1024, items_per_thread=1)
     0
     """
+    for name, value in (("threads", threads), ("items_per_thread", items_per_thread)):
+        if value < 1:
+            raise ValueError(f"{name} must be at least 1, got {value}")
     places = threads * items_per_thread
     for name, value in (("num_items", num_items), ("slots", slots)):
         if not 0 <= value <= places:

@@ -89,6 +89,7 @@ def _counters(found: profile.Profile) -> dict[str, Any]:
             name: int(atomics[name].sum())
             for name in ("hot", "source", "compiled_hot", "compiled", "isa_add_lanes")
         },
+        "hot_most": int(atomics["hot"].max()),
         **{name: int(launch[name]) for name in COUNTERS},
     }
 
