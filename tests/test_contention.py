@@ -62,6 +62,8 @@ def test_striped_reads_put_pads_before_items():
     assert models.striped_pads(0, 5, 512, 4) == 5
     with pytest.raises(ValueError, match=r"num_items must be in \[0, 2048\], got 2049"):
         models.striped_pads(2049, 1, 512, 4)
+    with pytest.raises(ValueError, match="threads must be at least 1, got 0"):
+        models.striped_pads(0, 0, 0, 4)
     with pytest.raises(ValueError, match=r"slots must be in \[0, 4\], got 5"):
         models.striped_pads(1, 5, 4, 1)
 
@@ -88,16 +90,21 @@ def timed(variant, num_cols, workload, arguments, time_us, **more):
 
 
 def invented(each_ns, fixed_us=1.0):
-    """Times that follow the spared atomics of a row of 8 blocks exactly, and their counts."""
+    """Times that follow the atomics of the fullest of 8 blocks, and their counts, by length."""
     times, counts = [], []
-    for num_cols in crowds.LENGTHS[:2]:
+    for num_cols, cost_ns in zip(crowds.LENGTHS, each_ns, strict=False):
         for workload, arguments in crowds.masks(num_cols):
-            hot = int(num_cols * crowds.masked_fraction(workload, arguments, num_cols))
-            for variant, atomics in ((EACH, 8 * hot), (COUNTED, 0)):
-                counters = {"hot": atomics, "splits": [8]}
-                emulated = {"kind": "emulated", "num_rows": 1, "counters": counters, "cache": None}
+            fraction = crowds.masked_fraction(workload, arguments, num_cols)
+            # The last block of a masked prefix holds nothing else.
+            hot = int(num_cols / 8 * (1 if workload == "masked_prefix" else fraction))
+            for variant, atomics in ((EACH, hot), (COUNTED, 0)):
+                counters = {"hot_most": atomics, "splits": [8]}
+                emulated = {
+                    **{"kind": "emulated", "target": "gfx950", "device": "none: gfx950"},
+                    **{"num_rows": 1, "counters": counters, "cache": None},
+                }
                 counts.append(timed(variant, num_cols, workload, arguments, None, **emulated))
-            for variant, cost in ((EACH, 0.0), (contention.OPAQUE, each_ns)):
+            for variant, cost in ((EACH, 0.0), (contention.OPAQUE, cost_ns)):
                 spent = 20 + fixed_us + 1e-3 * cost * hot
                 times.append(timed(variant, num_cols, workload, arguments, spent))
             times.append(timed(COUNTED, num_cols, workload, arguments, 20.0))
@@ -105,26 +112,48 @@ def invented(each_ns, fixed_us=1.0):
 
 
 def test_the_fit_finds_what_an_atomic_costs():
-    times, counts = invented(each_ns=2.5)
-    costs = models.contention_costs(times, counts, draws=50).set_index("variant")
-    assert costs.loc[contention.OPAQUE, "ns_per_atomic"] == pytest.approx(2.5)
-    assert costs.loc[contention.OPAQUE, ["low", "high"]].tolist() == pytest.approx([2.5, 2.5])
-    assert costs.loc[contention.OPAQUE, "r2"] == pytest.approx(1)
-    assert costs.loc[EACH, "ns_per_atomic"] == pytest.approx(0, abs=1e-9)
-    assert costs["fixed_us"].tolist() == pytest.approx([1, 1])
-    assert set(costs["inputs"]) == {28}
+    times, counts = invented(each_ns=(2.5, 0.5))
+    costs = models.contention_costs(times, counts, draws=50).set_index(["variant", "num_cols"])
+    for num_cols, cost in zip(crowds.LENGTHS, (2.5, 0.5), strict=False):
+        hidden = costs.loc[contention.OPAQUE, num_cols]
+        assert hidden[["ns_per_atomic", "low", "high"]].tolist() == pytest.approx([cost] * 3)
+        assert hidden["r2"] == pytest.approx(1)
+        assert costs.loc[(EACH, num_cols), "ns_per_atomic"] == pytest.approx(0, abs=1e-9)
+    assert costs["fixed_us"].tolist() == pytest.approx([1] * 4)
+    assert set(costs["inputs"]) == {14}
+    assert set(costs["splits"]) == {8}
     assert set(costs["kind"]) == {"measured"}
 
 
+def test_records_that_would_mix_are_refused():
+    times, counts = invented(each_ns=(2.5,))
+    again = times.iloc[:1].assign(median_us=1.0)
+    with pytest.raises(ValueError, match=r"each cell once, got .* on normal of 16384 twice"):
+        models.remedies(pd.concat([times, again]))
+    with pytest.raises(ValueError, match="records must be of one device, got a device, another"):
+        models.remedies(pd.concat([times, times.assign(device="another")]))
+    with pytest.raises(ValueError, match="records must be of one target, got gfx942, gfx950"):
+        models.contention_costs(times, pd.concat([counts, counts.assign(target="gfx942")]))
+    with pytest.raises(ValueError, match=r"counts must hold vllm_k512, .*, got none of vllm_k512"):
+        models.contention_costs(times, counts[counts["variant"] != COUNTED])
+    with pytest.raises(ValueError, match="a warm time of every step, got none"):
+        models.ablation_steps(times)
+    # Other arguments are another input.
+    other = times.iloc[:1].assign(workload_args=[{"of": 3}], workload="masked_blocks")
+    baseline = timed(COUNTED, 16_384, "masked_blocks", {"of": 3}, 20.0)
+    frame = models.remedies(pd.concat([times, other, pd.DataFrame([baseline])]))
+    assert len(frame) == len(times) + 2
+
+
 def test_ratios_are_those_of_one_input():
-    times, _ = invented(each_ns=2.5)
+    times, _ = invented(each_ns=(2.5,))
     wrong = timed(OURS, 16_384, "normal", {}, None, status="wrong")
     frame = models.remedies(pd.concat([times, pd.DataFrame([wrong])]))
     assert (frame.loc[frame["variant"] == COUNTED, "ratio"] == 1).all()
     assert OURS not in set(frame["variant"])
     masked = frame[(frame["workload"] == "all_neg_inf") & (frame["num_cols"] == 16_384)]
     found = masked.set_index("variant")["ratio"]
-    assert found[contention.OPAQUE] == pytest.approx((21 + 2.5 * 16.384) / 20)
+    assert found[contention.OPAQUE] == pytest.approx((21 + 2.5 * 2.048) / 20)
     assert set(masked["fraction"]) == {1.0}
     assert set(masked["pattern"]) == {"all"}
     with pytest.raises(ValueError, match="records must hold times of vllm_generic, got vllm_k512"):
@@ -176,10 +205,14 @@ def test_the_model_counts_what_the_emulator_counted():
 def test_every_timed_mask_was_counted_too():
     times = committed("neg_inf_contention", "measured")
     counts = committed("neg_inf_contention", "emulated")
-    place = ["num_cols", "workload"]
     for target in ("gfx950", "gfx942"):
         mine = counts[counts["target"] == target]
-        assert set(map(tuple, times[place].to_numpy())) == set(map(tuple, mine[place].to_numpy()))
+        timed_inputs, counted_inputs = (
+            {(cell.num_cols, cell.workload, str(cell.workload_args)) for cell in frame.itertuples()}
+            for frame in (times, mine)
+        )
+        assert timed_inputs == counted_inputs
+        assert len(counted_inputs) == 18 * len(crowds.LENGTHS)
     assert set(counts["status"]) == set(times["status"]) == {"ok"}
 
 
@@ -234,6 +267,8 @@ def test_waterfall_hangs_each_change_from_the_time_before():
     assert spans == [[0, 10], [7, 10], [7, 8], [0, 8]]
     assert [text.get_text().strip() for text in ax.texts] == ["10.0 us", "-3.0", "+1.0", "8.0 us"]
     assert ax.get_title(loc="left") == "no mask"
+    with pytest.raises(ValueError, match="inputs of one shape, got 2 shapes"):
+        figures.ablation_waterfall(pd.concat([walk, walk.assign(num_cols=1)]))
 
 
 def test_slot_map_tells_pads_from_logits():
@@ -246,5 +281,7 @@ def test_slot_map_tells_pads_from_logits():
     ]
     with pytest.raises(ValueError, match="indices from -1 to 2, got 'far'"):
         figures.slot_map({"far": np.array([3])}, row)
+    with pytest.raises(ValueError, match=r"shapes \(num_cols,\) and \(k,\), got \(1, 3\)"):
+        figures.slot_map({"flat": np.array([0])}, row[None])
     with pytest.raises(ValueError, match="at least one answer"):
         figures.slot_map({}, row)

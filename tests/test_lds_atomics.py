@@ -43,6 +43,12 @@ def test_cuda_atomics_are_counted_by_what_they_return():
     assert (alone.returning, alone.shared_returning) == (1, 0)
 
 
+def test_lanes_that_were_counted_for_another_atomic_share_nothing():
+    twice = [*AMD[1:6], AMD[5]]
+    found = count_listing(twice)
+    assert (found.returning, found.shared_returning) == (2, 1)
+
+
 def test_lanes_counted_long_before_share_nothing():
     far = [*AMD[1:3], *["s_nop 0"] * lds_atomics.WINDOW, AMD[5]]
     assert count_listing(far).shared_returning == 0

@@ -242,7 +242,7 @@ def remedies(records: pd.DataFrame, baseline: str = COUNTED) -> pd.DataFrame:
     table = _side_by_side(cells, "median_us")
     if baseline not in table:
         raise ValueError(f"records must hold times of {baseline}, got {', '.join(table) or 'none'}")
-    ratios = table.div(table[baseline], axis=0).stack().rename("ratio").reset_index()
+    ratios = table.div(table[baseline], axis=0).stack().dropna().rename("ratio").reset_index()
     times = table[baseline].rename("baseline_us").reset_index()
     found = ratios.merge(times, on=[name for name in times if name != "baseline_us"])
     first = cells.iloc[0]
@@ -331,7 +331,8 @@ def contention_costs(
     cells = cells[cells["workload"].isin(list(PATTERNS)) & (cells["num_rows"] == TIMED_ROWS)]
     counted = _described(counts[counts["workload"].isin(list(PATTERNS))])
     hot = [counters["hot_most"] for counters in counted["counters"]]
-    splits = counted.assign(splits=[counters["splits"][0] for counters in counted["counters"]])
+    cut = counted[counted["variant"] == UNCOUNTED]
+    splits = dict(zip(cut["num_cols"], (one["splits"][0] for one in cut["counters"]), strict=True))
     for name, frame, needed in (
         ("records", cells, (COUNTED, UNCOUNTED, OPAQUE)),
         ("counts", counted, (COUNTED, UNCOUNTED)),
@@ -357,7 +358,7 @@ def contention_costs(
                 {
                     "variant": variant,
                     "num_cols": num_cols,
-                    "splits": splits.loc[splits["num_cols"] == num_cols, "splits"].iloc[0],
+                    "splits": splits[num_cols],
                     "ns_per_atomic": 1e3 * slope,
                     "low": 1e3 * low,
                     "high": 1e3 * high,
