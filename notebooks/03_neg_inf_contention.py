@@ -14,12 +14,13 @@
 # thread count its -inf logits and add them once. What does that save, where, and what is left?
 #
 # **Answer.** On the compiled AMD code the increments of a masked row wait for one another, lane
-# by lane, and the count per thread removes that. On an H200 it removes nothing: nvcc turns the
-# increment into an instruction that adds up equal addresses, so counting costs a few per cent.
-# Hide the increment from the compiler, and the contention is there. What is left on either device
-# is that a row whose cutoff is masked is read eight times to tell equal logits apart. Presuming
-# that they are equal, and finding out, takes two reads; and a crowded bin of any other value is
-# helped by the same two remedies, where the source's helps -inf alone.
+# by lane, and the count per thread removes that. On an H200 there is hardly anything to remove:
+# nvcc turns the increment into an instruction that adds up equal addresses, so counting costs
+# more than it saves where the cutoff is finite, and saves a few per cent of some rows whose
+# cutoff is masked. Hide the increment from the compiler, and the contention is there. What is
+# left on either device is that a row whose cutoff is masked is read eight times to tell equal
+# logits apart. Presuming that they are equal, and finding out, takes two reads; and a crowded bin
+# of any other value is helped by the same two remedies, where the source's helps -inf alone.
 #
 # Counts are emulated on compiled AMD code, times measured on the device that a figure names.
 
@@ -101,7 +102,8 @@ instructions.set_index(["variant", "target"])
 # first, then what the source changed undone, then the remedies of this package together.
 
 # %%
-times = evidence.times("neg_inf_contention", MODE)
+live_axes = {"num_cols": [LENGTH // 16, LENGTH], "cache": ["warm"]}  # records hold all
+times = evidence.times("neg_inf_contention", MODE, axes=live_axes)
 ratios = models.remedies(times)
 main = ratios[(ratios["cache"] == "warm") & (ratios["num_rows"] == 24)]
 ORIGIN = results.provenance(times)
@@ -111,16 +113,25 @@ figures.with_provenance(
 
 # %% [markdown]
 # Middle: without the count the H200 is as fast or faster, but for some rows with a masked cutoff.
-# Left: with increments that the compiler can't see through, every mask costs. Fitted over all
-# masked inputs, what does one atomic on the hot bin cost (ns)? The counts are the emulator's, per
-# block, over all its passes.
+# Left: with increments that the compiler can't see through, every mask costs. Fitted over the
+# inputs of each length, what does one atomic on the hot bin cost (ns)? The counts are the
+# emulator's, of the fullest block, over all its passes.
 
 # %%
 emulated = evidence.checks(
-    "neg_inf_contention", MODE, variants=[COUNTED, UNCOUNTED, OURS, CROWD], targets=["gfx950"]
+    "neg_inf_contention",
+    MODE,
+    variants=[COUNTED, UNCOUNTED, OURS, CROWD, SHORTCUT],
+    targets=["gfx950"],
 )
 costs = models.contention_costs(times, emulated[emulated["target"] == "gfx950"])
-costs.set_index("variant")[["ns_per_atomic", "low", "high", "fixed_us", "r2", "inputs"]].round(3)
+fitted = ["splits", "ns_per_atomic", "low", "high", "fixed_us", "r2"]
+costs.set_index(["variant", "num_cols"])[fitted].round(3)
+
+# %% [markdown]
+# Where several blocks share a unit they share what serves their atomics, which is why the
+# shortest length, a block a row, pays least. As compiled, an atomic costs a small part of what it
+# costs when hidden: about as if a wave took one turn where its lanes took one each.
 
 # %% [markdown]
 # ## Why a bin of -inf must not be sorted
@@ -155,11 +166,12 @@ slots.pivot(index="variant", columns="target", values="wrong_slots")
 
 # %% [markdown]
 # Pads that *tie* with -inf are right here, and by one property alone: this sort is stable and
-# reads its buffer in order. A block of half the threads that reads four items each in stripes, as
-# a common block sort does, would put this many pads into the slots that are left:
+# reads its buffer in order. A block of fewer threads that reads four items each in stripes, as a
+# common block sort does, would put this many pads into the slots that are left, with a buffer of
+# twice the places and with this one's:
 
 # %%
-print(models.striped_pads(700, 212, threads=512, items_per_thread=4))
+print([models.striped_pads(700, 212, threads, items_per_thread=4) for threads in (512, 256)])
 
 # %% [markdown]
 # Policies that may go wrong can be named for study and are refused everywhere else:
@@ -182,31 +194,21 @@ print("\n".join(refusals.values()))
 # From the bytes read the prediction is up to four times; the twin counts the steps:
 
 # %%
-steps = {}
-for name, arguments in (
-    ("normal", {}),
-    ("masked_blocks", {}),
-    ("masked_prefix", {"finite": 300}),
-    ("all_neg_inf", {}),
-    ("constant", {}),
-    ("relu_zeros", {}),
-    ("odd_one_out", {}),
-    ("near_equal", {}),
-    ("same_leading_bits", {}),
-):
-    logits = workloads.make(name, 1, 16_384, seed=SEED, **arguments)[0]
-    steps[name] = {
-        variant: 2 * len(topk_lab.trace(logits, K, variant=variant).frame())
-        for variant in (COUNTED, SHORTCUT)
-    }
-reads = pd.DataFrame(steps).T
-reads.columns = ["reads of the row", "with the shortcut"]
-reads
+few = emulated[(emulated["num_cols"] == LENGTH // 16) & (emulated["target"] == "gfx950")]
+few = few.assign(
+    row=few["workload"]
+    + few["workload_args"].map(lambda one: "".join(f" {v}" for v in one.values())),
+    reads=[counters["row_reads"] for counters in few["counters"]],
+)
+reads = few.pivot(index="row", columns="variant", values="reads")[[COUNTED, SHORTCUT]]
+reads.round(2)
 
 # %% [markdown]
 # What each change is worth on the H200, one after another, from none of the source's changes to
 # all of them and on to ours. The biggest gains of the source are elsewhere: a final sort of fewer
-# items, and no sort at all of very few.
+# items, and no sort at all of very few; where all is masked there is nothing to sort, and the
+# count is the one that helps. The last step undoes the count here, and looks for crowds on AMD
+# devices.
 
 # %%
 walk = models.ablation_steps(times)
@@ -218,8 +220,8 @@ chosen = walk[walk["workload"].isin(inputs) | in_blocks | prefix]
 figures.with_provenance(figures.ablation_waterfall(chosen), ORIGIN)
 
 # %% [markdown]
-# Why not four times? The first step converts every logit to half precision, which the others
-# don't, and what is not reading stays: two launches, a scan, the merge.
+# Why not four times? Bytes are not all: the step that stays is the one that converts every logit
+# to half precision, and launches, scans and the merge of splits are what they were.
 #
 # ## Contention beyond -inf
 #
@@ -235,14 +237,15 @@ lanes[[UNCOUNTED, COUNTED, CROWD, OURS]]
 
 # %% [markdown]
 # The source's count helps the masked row alone. Keeping back whatever bin a wave crowds into
-# helps all of them; its price is a look at every fourth logit, a tenth of the instructions:
+# helps all of them. Its price is a look at every fourth logit; instructions on a normal row, as
+# multiples of those without any of this:
 
 # %%
 plain = crowded[crowded["workload"] == "normal"].set_index("variant")["counters"]
 price = pd.DataFrame(
     {
         variant: {
-            name: plain[variant][name] / plain[COUNTED][name]
+            name: plain[variant][name] / plain[UNCOUNTED][name]
             for name in ("valu_instructions", "salu_instructions", "lds_instructions")
         }
         for variant in (UNCOUNTED, COUNTED, CROWD, OURS)
@@ -282,20 +285,31 @@ longest[longest["variant"].isin([UNCOUNTED, SHORTCUT, OURS])].pivot(
 ).round(3)
 
 # %% [markdown]
-# There, kernels that do the same work on a normal row, but are compiled apart, spread as
-# widely: ranking few items or all, sorting a bin of -inf or not, makes no difference to a row
-# that has few items and no -inf. So it is not the work that decides there. What does is not
-# known.
+# There, kernels that do the same work on a normal row, but are compiled apart, spread as widely:
+# whatever the pads are, and whether a bin of -inf may be sorted, nothing of that touches such a
+# row. What decides is not known. Times of one kernel spread there too: least and greatest sample
+# (us).
 
 # %%
 alike = [
-    "vllm_k512[final_order=rank_count]",
     "vllm_k512[final_pad=after_all]",
     "vllm_k512[fits_rule=false,final_pad=after_all]",
     SHORTCUT,
 ]
-spread = longest[(longest["num_rows"] == 24) & longest["variant"].isin(alike)]
-spread.set_index("variant")[["ratio"]].round(3)
+there = times[
+    (times["num_cols"] == 1_048_576)
+    & (times["num_rows"] == 24)
+    & (times["workload"] == "normal")
+    & (times["cache"] == "warm")
+    & times["variant"].isin([COUNTED, *alike])
+].set_index("variant")
+pd.DataFrame(
+    {
+        "median": there["median_us"],
+        "least": there["samples_us"].map(min),
+        "greatest": there["samples_us"].map(max),
+    }
+).round(1)
 
 # %% [markdown]
 # ## The claims
@@ -314,8 +328,9 @@ assert (each["serialized"].to_numpy() > 40 * once["serialized"].to_numpy()).all(
 
 assert (instructions["returning"] == instructions["shared_returning"]).all(), "slots wave by wave"
 of_cuda = instructions[instructions["target"] == "cuda"].set_index("variant")
-assert of_cuda.loc[OPAQUE, "summing_increments"] == 0
-assert of_cuda.loc[UNCOUNTED, "summing_increments"] == of_cuda.loc[UNCOUNTED, "increments"]
+if len(of_cuda):
+    assert of_cuda.loc[OPAQUE, "summing_increments"] == 0
+    assert of_cuda.loc[UNCOUNTED, "summing_increments"] == of_cuda.loc[UNCOUNTED, "increments"]
 
 wrong = {title: int((indices < 0).sum()) for title, indices in answers.items()}
 assert list(wrong.values()) == [212, 0, 0, 0]
@@ -327,20 +342,19 @@ assert set(slots.loc[slots["variant"] != legacy, "wrong_slots"]) == {0}
 assert len(refusals) == 2
 
 assert (emulated["status"] == "ok").all(), "exact, and as many lanes as the increments say"
-ties = ["masked_prefix", "all_neg_inf", "constant", "relu_zeros"]
-assert (reads.loc[ties, "reads of the row"] == 8).all()
-assert (reads.loc[ties, "with the shortcut"] == 2).all()
+ties = ["all_neg_inf", "masked_prefix 33", "constant", "relu_zeros"]
+assert (reads.loc[ties, COUNTED].round() == 8).all()
+assert (reads.loc[ties, SHORTCUT].round() == 2).all()
 crowds = ["constant", "relu_zeros", "all_neg_inf"]
 assert (lanes.loc[crowds, OURS] * 1000 < lanes.loc[crowds, UNCOUNTED]).all()
 finite = lanes.loc[["constant", "relu_zeros"]]
 assert (finite[COUNTED] == finite[UNCOUNTED]).all(), "the source's remedy knows -inf alone"
 
 if set(times["device"]) == {"NVIDIA H200"}:
-    visible, hidden = costs.set_index("variant").loc[[UNCOUNTED, OPAQUE]].to_dict("records")
-    assert abs(visible["ns_per_atomic"]) < 0.05, (
-        "as compiled, an atomic on the hot bin costs nothing"
-    )
-    assert hidden["low"] > 0.5, "hidden from the compiler it does"
+    visible, hidden = (costs[costs["variant"] == one] for one in (UNCOUNTED, OPAQUE))
+    assert (hidden["low"] > 0.2).all(), "hidden from the compiler, an atomic costs time"
+    small = visible["ns_per_atomic"].abs().to_numpy() < hidden["ns_per_atomic"].to_numpy() / 10
+    assert small.all(), "as compiled, a small part of that"
     masked = main[main["workload"] == "all_neg_inf"]
     gains = 1 / masked[masked["variant"] == OURS]["ratio"]
     assert gains.between(1.9, 4).all(), "up to four times, by the bytes read"
