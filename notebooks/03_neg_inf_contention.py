@@ -196,8 +196,9 @@ print("\n".join(refusals.values()))
 # %%
 few = emulated[(emulated["num_cols"] == LENGTH // 16) & (emulated["target"] == "gfx950")]
 few = few.assign(
-    row=few["workload"]
-    + few["workload_args"].map(lambda one: "".join(f" {v}" for v in one.values())),
+    row=[
+        " ".join(map(str, [one.workload, *one.workload_args.values()])) for one in few.itertuples()
+    ],
     reads=[counters["row_reads"] for counters in few["counters"]],
 )
 reads = few.pivot(index="row", columns="variant", values="reads")[[COUNTED, SHORTCUT]]
