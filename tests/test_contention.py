@@ -42,6 +42,7 @@ def test_hot_bin_of_rows_without_a_mask_and_with_nothing_else():
     ("arguments", "message"),
     [
         ((0, 0.5, 1), "row_len must be at least 1, got 0"),
+        ((math.nan, 0.5, 1), "row_len must be at least 1, got nan"),
         ((8, 0.5, 0), "splits must be at least 1, got 0"),
         ((8, 0.5, 1, 0), "threads must be at least 1, got 0"),
         ((8, 1.5, 1), r"fraction must be in \[0, 1\], got 1.5"),
@@ -200,6 +201,13 @@ def test_the_model_counts_what_the_emulator_counted():
     # Whole groups of blocks, and a share for every wave.
     exact = frame[frame["num_cols"] > 16_385]
     assert (exact["compiled"] == exact["compiled_model"]).all()
+
+
+def test_counts_of_another_experiment_are_refused():
+    other = committed("neg_inf_contention", "emulated")
+    for records, got in ((other, "neg_inf_contention"), (other.iloc[:0], "none")):
+        with pytest.raises(ValueError, match=f"records must be of neg_inf_atomics, got {got}"):
+            models.hot_bin_counts(records)
 
 
 def test_every_timed_mask_was_counted_too():

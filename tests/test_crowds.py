@@ -33,12 +33,18 @@ def test_every_share_stands_in_three_patterns():
     }
 
 
+def test_a_row_of_nothing_is_refused():
+    with pytest.raises(ValueError, match="num_cols must be at least 1, got 0"):
+        crowds.masks(0)
+
+
 @pytest.mark.parametrize(
     ("workload", "arguments", "num_cols"),
     [
         ("masked_blocks", {"of": 0}, 100),
         ("masked_blocks", {"of": -1}, 100),
         ("masked_blocks", {}, 100),
+        ("masked_blocks", {"of": 2.5}, 100),
         ("masked_prefix", {"finite": -5}, 10),
         ("masked_prefix", {"finite": 5}, 0),
         ("masked_random", {"fraction": 2}, 10),

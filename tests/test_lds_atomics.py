@@ -74,6 +74,13 @@ def test_a_disassembly_of_the_toolkit_is_read(tmp_path, monkeypatch):
     assert lds_atomics.lds_atomics("vllm_k512_select", "cuda") == count_listing(CUDA)
 
 
+def test_what_is_no_listing_or_target_is_refused():
+    with pytest.raises(TypeError, match="listing must be a sequence of instructions, got one str"):
+        count_listing("ds_add_u32 v6, v20")
+    with pytest.raises(ValueError, match="target must be one of gfx90a, gfx942, gfx950, cuda, got"):
+        lds_atomics.lds_atomics("vllm_k512_select", "numba")
+
+
 def test_without_the_toolkit_cuda_is_refused(monkeypatch, tmp_path):
     monkeypatch.delenv("TOPK_LAB_CUOBJDUMP", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))

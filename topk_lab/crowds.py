@@ -30,7 +30,14 @@ def masks(num_cols: int) -> list[tuple[str, dict[str, Any]]]:
     -------
     list of (str, dict)
         Workloads with their arguments. Rows without a mask, and with nothing else, stand once.
+
+    Raises
+    ------
+    ValueError
+        Fewer columns than one.
     """
+    if num_cols < 1:
+        raise ValueError(f"num_cols must be at least 1, got {num_cols}")
     found: list[tuple[str, dict[str, Any]]] = [("normal", {})]
     for fraction, blocks in FRACTIONS.items():
         finite = num_cols - int(fraction * num_cols + 0.5)
@@ -72,8 +79,9 @@ def masked_fraction(workload: str, arguments: Mapping[str, Any], num_cols: int) 
             return float(arguments["fraction"])
         if workload == "masked_prefix" and arguments.get("finite", -1) >= 0:
             return 1 - min(arguments["finite"], num_cols) / num_cols
-        if workload == "masked_blocks" and arguments.get("of", 0) >= 1:
-            return 1 - 1 / arguments["of"]
+        of = arguments.get("of", 0)
+        if workload == "masked_blocks" and isinstance(of, int) and of >= 1:
+            return 1 - 1 / of
     raise ValueError(
         f"workload must be one of those of masks, with its arguments, got {workload} "
         f"{dict(arguments)} for {num_cols} columns"

@@ -24,6 +24,7 @@ from topk_lab import code_objects
 
 __all__ = ["LdsAtomics", "count_listing", "cuobjdump", "lds_atomics"]
 
+COMPILED_TARGETS = ("gfx90a", "gfx942", "gfx950", "cuda")
 CUDA_ARCH = "sm_90"
 SASS_LINE = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?P<text>.*?)\s*;")
 # By platform: an LDS atomic, whether it returns the old value, and what counts the lanes before it.
@@ -75,7 +76,14 @@ def count_listing(listing: Sequence[str]) -> LdsAtomics:
     Returns
     -------
     LdsAtomics
+
+    Raises
+    ------
+    TypeError
+        A text in place of its lines.
     """
+    if isinstance(listing, str):
+        raise TypeError("listing must be a sequence of instructions, got one str")
     mnemonics: Counter[str] = Counter()
     returning = shared = 0
     for place, text in enumerate(listing):
@@ -122,11 +130,15 @@ def lds_atomics(kernel: str, target: str) -> LdsAtomics:
 
     Raises
     ------
+    ValueError
+        Another target.
     topk_lab.code_objects.CodeObjectError
-        The target's code object is missing or stale.
+        The target's code object is missing or stale, or no object holds the kernel.
     FileNotFoundError
         Target cuda without cuobjdump.
     """
+    if target not in COMPILED_TARGETS:
+        raise ValueError(f"target must be one of {', '.join(COMPILED_TARGETS)}, got {target!r}")
     found = code_objects.find(code_objects.kernel_source(kernel), target)
     if target != "cuda":
         from topk_lab.emulator import CodeObject

@@ -110,6 +110,11 @@ def test_an_amd_device_runs_the_crowds_native_increments():
     )
 
 
+def test_there_are_four_steps():
+    with pytest.raises(ValueError, match=r"step must be in \[0, 3\], got 4"):
+        pass_atomics(np.zeros(8, np.float32), EACH, 4)
+
+
 @pytest.mark.parametrize(
     ("row", "policy", "error", "message"),
     [
@@ -123,6 +128,12 @@ def test_an_amd_device_runs_the_crowds_native_increments():
             "block_size must be a multiple of 64 threads, got 96",
         ),
         (np.zeros(8, np.float32), policy_of("block_size=0"), ValueError, "multiple of 64"),
+        (
+            np.zeros(8, np.float32),
+            schedules.POLICIES["sglang_block512"],
+            TypeError,
+            "policy must be a TopKPolicy, got StashPolicy",
+        ),
     ],
 )
 def test_what_has_no_waves_is_refused(row, policy, error, message):

@@ -118,7 +118,7 @@ def hot_bin(row_len: int, fraction: float, splits: int, threads: int = 1024) -> 
     (14336.0, 1024, 16)
     """
     for name, value in (("row_len", row_len), ("splits", splits), ("threads", threads)):
-        if value < 1:
+        if not value >= 1:
             raise ValueError(f"{name} must be at least 1, got {value}")
     if not 0 <= fraction <= 1:
         raise ValueError(f"fraction must be in [0, 1], got {fraction}")
@@ -151,9 +151,19 @@ def hot_bin_counts(records: pd.DataFrame) -> pd.DataFrame:
         histogram on the -inf bin; ``compiled`` and ``compiled_model``, lanes that executed one on
         it, of all steps and splits; ``serialized``, lanes that waited for another, whatever the
         bin; ``kind``.
+
+    Raises
+    ------
+    ValueError
+        No record, or one of another experiment.
     """
     import pandas as pd
 
+    experiments = sorted(set(records["experiment"]))
+    if experiments != ["neg_inf_atomics"]:
+        raise ValueError(
+            f"records must be of neg_inf_atomics, got {', '.join(experiments) or 'none'}"
+        )
     rows = []
     for cell in records.to_dict("records"):
         counters = cell["counters"]

@@ -18,7 +18,14 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from topk_lab.keys import NEG_INF_BITS, NUM_BINS, canonical_bits, step_bin, step_matches
+from topk_lab.keys import (
+    NEG_INF_BITS,
+    NUM_BINS,
+    NUM_STEPS,
+    canonical_bits,
+    step_bin,
+    step_matches,
+)
 from topk_lab.schedules import INCREMENTS, TopKPolicy
 
 __all__ = ["LANES", "PassAtomics", "pass_atomics"]
@@ -191,9 +198,10 @@ def pass_atomics(
     Raises
     ------
     TypeError
-        Logits that are not float32.
+        Logits that are not float32, or a policy of another lineage.
     ValueError
-        Logits of another shape, or a block that is not made of whole waves.
+        Logits of another shape, a step that there is not, or a block that is not made of whole
+        waves.
 
     Examples
     --------
@@ -205,6 +213,10 @@ def pass_atomics(
     >>> made.source, made.compiled
     (1024, 16)
     """
+    if not isinstance(policy, TopKPolicy):
+        raise TypeError(f"policy must be a TopKPolicy, got {type(policy).__name__}")
+    if not 0 <= step < NUM_STEPS:
+        raise ValueError(f"step must be in [0, {NUM_STEPS - 1}], got {step}")
     if logits.dtype != np.float32:
         raise TypeError(f"logits must be float32, got {logits.dtype}")
     if logits.ndim != 1 or not logits.flags.c_contiguous:
