@@ -129,11 +129,10 @@ fitted = ["splits", "ns_per_atomic", "low", "high", "fixed_us", "r2"]
 costs.set_index(["variant", "num_cols"])[fitted].round(3)
 
 # %% [markdown]
-# Where several blocks share a unit they share what serves their atomics, which is why the
-# shortest length, a block a row, pays least. As compiled, an atomic costs a small part of what it
-# costs when hidden: about as if a wave took one turn where its lanes took one each.
-
-# %% [markdown]
+# Where several blocks share a unit they share what serves their atomics: probably why the shortest
+# length, a block a row, pays least. As compiled, an atomic costs a small part of what it costs
+# when hidden.
+#
 # ## Why a bin of -inf must not be sorted
 #
 # More logits are masked than not: the cutoff is masked, and the threshold bin, all that is
@@ -191,7 +190,8 @@ print("\n".join(refusals.values()))
 # Under the rule a row whose cutoff is masked goes through all four steps, each of which reads it
 # twice. The shortcut presumes that a bin which does not fit holds equal logits, hands out slots
 # as if it did, and checks. The pass that it uses would have selected nothing of that bin anyway.
-# From the bytes read the prediction is up to four times; the twin counts the steps:
+# From the bytes read the prediction is up to four times; the emulator counts them, as reads of the
+# whole row:
 
 # %%
 few = emulated[(emulated["num_cols"] == LENGTH // 16) & (emulated["target"] == "gfx950")]
@@ -205,10 +205,10 @@ reads = few.pivot(index="row", columns="variant", values="reads")[[COUNTED, SHOR
 reads.round(2)
 
 # %% [markdown]
-# What each change is worth on the H200, one after another, from none of the source's changes to
-# all of them and on to ours. The biggest gains of the source are elsewhere: a final sort of fewer
-# items, and no sort at all of very few; where all is masked there is nothing to sort, and the
-# count is the one that helps. The last step undoes the count here, and looks for crowds on AMD
+# What each change is worth on the H200, one after another, from no change to bins and final items
+# to all of them and on to ours. The biggest gains of the source are elsewhere: a final sort of
+# fewer items, and no sort at all of very few; where all is masked there is nothing to sort, and
+# the count is the one that helps. The last step undoes the count here, and looks for crowds on AMD
 # devices.
 
 # %%
@@ -286,7 +286,7 @@ longest[longest["variant"].isin([UNCOUNTED, SHORTCUT, OURS])].pivot(
 ).round(3)
 
 # %% [markdown]
-# There, kernels that do the same work on a normal row, but are compiled apart, spread as widely:
+# There, kernels that do the same work on a normal row, but are compiled apart, spread too:
 # whatever the pads are, and whether a bin of -inf may be sorted, nothing of that touches such a
 # row. What decides is not known. Times of one kernel spread there too: least and greatest sample
 # (us).

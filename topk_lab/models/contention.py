@@ -1,7 +1,8 @@
 """How many atomics meet at the bin of the masked logits, and what do they cost?
 
 The counts are arithmetic: row length, masked share, splits, threads. Whether the emulator counts
-the same, and what a device's times say, is read from records of ``neg_inf_contention``.
+the same, and what a device's times say, is read from records of ``neg_inf_atomics`` and
+``neg_inf_contention``.
 """
 
 from __future__ import annotations
@@ -42,9 +43,9 @@ PATTERNS = {
 }
 COUNTED = "vllm_k512"
 UNCOUNTED = "vllm_k512[count_neg_inf=false]"
-TIMED_ROWS = 24
 OPAQUE = "vllm_k512[count_neg_inf=false,increments=opaque]"
 UNCROWDED = "vllm_k512_uncrowded"
+TIMED_ROWS = 24
 # From none of the source's changes to bins and final items to all of them, and on to the remedies
 # of this package. Splits and threads are those of the source throughout.
 STEPS = {
