@@ -110,9 +110,18 @@ def test_an_amd_device_runs_the_crowds_native_increments():
     )
 
 
-def test_there_are_four_steps():
-    with pytest.raises(ValueError, match=r"step must be in \[0, 3\], got 4"):
-        pass_atomics(np.zeros(8, np.float32), EACH, 4)
+@pytest.mark.parametrize(
+    ("step", "prefix", "message"),
+    [
+        (4, 0, "step must be at most 3, got 4"),
+        (-1, 0, "step must be at least 0, got -1"),
+        (1, -1, "prefix must be at least 0, got -1"),
+        (1, 2**32, "prefix must be at most 4294967295, got 4294967296"),
+    ],
+)
+def test_a_pass_that_there_is_not_is_refused(step, prefix, message):
+    with pytest.raises(ValueError, match=message):
+        pass_atomics(np.zeros(8, np.float32), EACH, step, prefix)
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
+from topk_lab.contract.words import positive_int
 from topk_lab.keys import (
     NEG_INF_BITS,
     NUM_BINS,
@@ -198,10 +199,11 @@ def pass_atomics(
     Raises
     ------
     TypeError
-        Logits that are not float32, or a policy of another lineage.
+        Logits that are not float32, a policy of another lineage, or a step or prefix that is no
+        int.
     ValueError
-        Logits of another shape, a step that there is not, or a block that is not made of whole
-        waves.
+        Logits of another shape, a step that there is not, a prefix that is no uint32, or a block
+        that is not made of whole waves.
 
     Examples
     --------
@@ -215,8 +217,8 @@ def pass_atomics(
     """
     if not isinstance(policy, TopKPolicy):
         raise TypeError(f"policy must be a TopKPolicy, got {type(policy).__name__}")
-    if not 0 <= step < NUM_STEPS:
-        raise ValueError(f"step must be in [0, {NUM_STEPS - 1}], got {step}")
+    step = positive_int("step", step, NUM_STEPS - 1, least=0)
+    prefix = positive_int("prefix", prefix, 2**32 - 1, least=0)
     if logits.dtype != np.float32:
         raise TypeError(f"logits must be float32, got {logits.dtype}")
     if logits.ndim != 1 or not logits.flags.c_contiguous:
