@@ -11,7 +11,10 @@ from topk_lab.models import resident_blocks
 from topk_lab.schedules import ABLATIONS, POLICIES, StashPolicy, Variant
 from topk_lab.targets import AMD_TARGETS
 
-SOURCES = ("vllm", "vllm_ablations", "vllm_remedies", "sglang", "sglang_ablations", "paging")
+SOURCES = (
+    *("vllm", "vllm_ablations", "vllm_remedies", "vllm_splits"),
+    *("sglang", "sglang_ablations", "paging"),
+)
 # Departures in which this package's own fields differ stand in a source of their own.
 REMEDIES = ("equal_shortcut", "increments")
 LDS_BYTES = 64 * 1024  # of a compute unit of gfx90a and gfx942
@@ -38,6 +41,7 @@ def bounds_of(prefix, policy):
 
 def source_of(variant):
     suffix = "_remedies" if set(variant.changes) & set(REMEDIES) else "_ablations"
+    suffix = "_splits" if "splits" in variant.changes else suffix
     return variant.name.partition("_")[0] + (suffix if variant.ablation else "")
 
 

@@ -23,6 +23,7 @@ READS_OF = {
     "vllm": REPLAYED_READS,
     "vllm_ablations": REPLAYED_READS,
     "vllm_remedies": REPLAYED_READS,
+    "vllm_splits": REPLAYED_READS,
     "sglang": REPLAYED_READS,
     "sglang_ablations": REPLAYED_READS,
     "paging": 0,

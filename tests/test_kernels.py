@@ -21,14 +21,22 @@ from topk_lab.schedules import (
     FINAL_ORDERS,
     FINAL_PADS,
     INCREMENTS,
+    MOST_FIXED_SPLITS,
     OVERFLOWS,
     POLICIES,
     SPLIT_SCHEDULES,
 )
 
 KIBI = 1024
-SCHEDULES = ("vllm_generic", "vllm_k512")
-SOURCES = ("vllm", "vllm_ablations", "vllm_remedies", "sglang", "sglang_ablations", "paging")
+# A variant for each of the schedules, in the order of the kernels' words.
+SCHEDULES = (
+    *("vllm_generic", "vllm_k512", "vllm_k512[splits=h200]"),
+    f"vllm_k512[splits=fixed_{MOST_FIXED_SPLITS}]",
+)
+SOURCES = (
+    *("vllm", "vllm_ablations", "vllm_remedies", "vllm_splits"),
+    *("sglang", "sglang_ablations", "paging"),
+)
 
 
 def ablations(name):
@@ -36,20 +44,24 @@ def ablations(name):
     return [variant.policy for variant in schedules.ablations(name)]
 
 
-def k512_ablations(remedies):
-    """Those of vllm_k512 that try a remedy of this package, or undo a change of the source."""
+def k512_ablations(what):
+    """Those of vllm_k512 that undo a change of the source, try a remedy, or split otherwise."""
     own = POLICIES["vllm_k512"]
-    return [
-        policy
-        for policy in ablations("vllm_k512")
-        if remedies == (policy.equal_shortcut or policy.increments != own.increments)
-    ]
+
+    def kind(policy):
+        if policy.splits != own.splits:
+            return "splits"
+        remedied = policy.equal_shortcut or policy.increments != own.increments
+        return "remedies" if remedied else "undone"
+
+    return [policy for policy in ablations("vllm_k512") if kind(policy) == what]
 
 
 PROBED = {
     "vllm": [POLICIES[name] for name in ("vllm_generic", "vllm_k512", "vllm_k512_uncrowded")],
-    "vllm_ablations": k512_ablations(remedies=False),
-    "vllm_remedies": k512_ablations(remedies=True),
+    "vllm_ablations": k512_ablations("undone"),
+    "vllm_remedies": k512_ablations("remedies"),
+    "vllm_splits": k512_ablations("splits"),
 }
 STASHES_PROBED = {
     "sglang": [POLICIES["sglang_block512"], POLICIES["sglang_block1024"]],
@@ -89,7 +101,7 @@ def both_sides(*bounds):
 
 def bound_queries():
     """Every bound of the schedules, and one to each side of it."""
-    rows = both_sides(0, 32, 128, 160, 256, 384)
+    rows = both_sides(0, 4, 8, 16, 32, 64, 128, 160, 256, 384)
     columns = both_sides(
         0, 12_288, 16 * KIBI, 64 * KIBI, 200_000, 256 * KIBI, 512 * KIBI, 1024 * KIBI
     )
@@ -120,7 +132,7 @@ def test_host_and_device_agree_on_every_split(amd_target, source):
             (limit, schedules.active_splits(SCHEDULES[schedule], num_rows, length, limit))
         )
     np.testing.assert_array_equal(splits, expected)
-    assert set(splits[:, 1].tolist()) == {1, 2, 3, 4, 8, 10, 16}
+    assert set(splits[:, 1].tolist()) == {1, 2, 3, 4, 8, 10, 16, 32, MOST_FIXED_SPLITS}
 
 
 @pytest.mark.parametrize("source", list(PROBED))
@@ -140,7 +152,7 @@ def test_host_and_device_agree_on_every_policy(amd_target, source):
             FINAL_PADS.index(policy.final_pad),
             FINAL_ORDERS.index(policy.final_order),
             INCREMENTS.index(policy.increments),
-            SPLIT_SCHEDULES.index(policy.splits),
+            SPLIT_SCHEDULES.index(policy.split_schedule),
         )
         for policy in policies
     ]

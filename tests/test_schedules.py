@@ -59,6 +59,48 @@ def test_active_splits_never_pass_the_workspace_or_starve_a_merge():
     assert active_splits("vllm_k512", 1, 0, 16) == 1
 
 
+@pytest.mark.parametrize(
+    ("num_rows", "row_len", "expected"),
+    [
+        pytest.param(1, 16 * KIBI, 1, id="1-row-at-16k"),
+        pytest.param(1, 16 * KIBI + 1, 8, id="1-row-after-16k"),
+        pytest.param(1, 64 * KIBI, 8, id="1-row-at-64k"),
+        pytest.param(1, 64 * KIBI + 1, 16, id="1-row-after-64k"),
+        pytest.param(4, 256 * KIBI, 16, id="4-rows-at-256k"),
+        pytest.param(4, 256 * KIBI + 1, 32, id="4-rows-after-256k"),
+        pytest.param(5, 256 * KIBI + 1, 16, id="5-rows-after-256k"),
+        pytest.param(8, 1024 * KIBI, 16, id="8-rows-at-1mi"),
+        pytest.param(9, 1024 * KIBI, 8, id="9-rows-at-1mi"),
+        pytest.param(16, 16 * KIBI + 1, 8, id="16-rows-after-16k"),
+        pytest.param(17, 16 * KIBI + 1, 4, id="17-rows-after-16k"),
+        pytest.param(32, 1024 * KIBI, 4, id="32-rows-at-1mi"),
+        pytest.param(33, 1024 * KIBI, 2, id="33-rows-at-1mi"),
+        pytest.param(64, 16 * KIBI + 1, 2, id="64-rows-after-16k"),
+        pytest.param(65, 1024 * KIBI, 1, id="65-rows-at-1mi"),
+        pytest.param(384, 1024 * KIBI, 1, id="384-rows-at-1mi"),
+    ],
+)
+def test_h200_splits_fill_the_device_once(num_rows, row_len, expected):
+    variant = "vllm_k512[splits=h200]"
+    assert active_splits(variant, num_rows, row_len, 48) == expected
+    assert max_splits(variant, num_rows, row_len) == expected
+    # A graph's width is the greatest length: no length asks for more than was launched.
+    assert max_splits(variant, num_rows, 1024 * KIBI) >= expected
+
+
+def test_fixed_splits_are_launched_and_work_unless_a_merge_would_starve():
+    for count in (1, 7, 48):
+        variant = f"vllm_k512[splits=fixed_{count}]"
+        assert {max_splits(variant, *shape) for shape in ((1, 1), (384, 1024 * KIBI))} == {count}
+        assert active_splits(variant, 384, 1024 * KIBI, count) == count
+        assert active_splits(variant, 384, 3 * 512 + 511, count) == min(count, 3)
+        assert active_splits(variant, 1, 0, count) == 1
+        assert parse_variant(variant).ablation == "fixed_splits"
+    assert parse_variant("vllm_k512[splits=fixed_4,fits_rule=false]").ablation is None
+    assert parse_variant("vllm_k512[splits=h200]").ablation == "h200_splits"
+    assert str(parse_variant("vllm_k512[splits=k512]")) == "vllm_k512"
+
+
 def test_generic_splits_depend_on_the_width_alone():
     assert max_splits("vllm_generic", 1, 199_999) == 1
     assert max_splits("vllm_generic", 500, 200_000) == 10
@@ -230,7 +272,14 @@ def test_every_ablation_differs_from_its_variant():
     [
         ("sglang_block512[max_k=4]", "policy field must be one of block_size, stash_kib, overflow"),
         ("vllm_k512[max_k=4]", "policy field must be one of block_size, merge_block_size, final_"),
-        ("vllm_k512[splits=generic]", "policy field must be one of .*, got 'splits=generic'"),
+        ("vllm_generic[splits=k512]", "policy field must be one of .*, got 'splits=k512'"),
+        (
+            "vllm_k512[splits=generic]",
+            "splits must be one of k512, h200, fixed_1 to fixed_48, got 'generic'",
+        ),
+        ("vllm_k512[splits=fixed_49]", "fixed_1 to fixed_48, got 'fixed_49'"),
+        ("vllm_k512[splits=fixed_0]", "fixed_1 to fixed_48, got 'fixed_0'"),
+        ("vllm_k512[splits=fixed]", "fixed_1 to fixed_48, got 'fixed'"),
         (
             "vllm_k512[increments=some]",
             "increments must be one of each, opaque, wave, crowd, native, got 'some'",

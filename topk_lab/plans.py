@@ -229,13 +229,13 @@ class Plan:
     trace_shape: tuple[int, int, int]
 
 
-def workspace_bytes(name: str, num_rows: int, num_cols: int, k: int) -> int:
+def workspace_bytes(variant: str | Variant, num_rows: int, num_cols: int, k: int) -> int:
     """Bytes of two (num_rows, max_splits, k) arrays of 4-byte items: indices, then logits.
 
     Parameters
     ----------
-    name : str
-        Key of `topk_lab.schedules.POLICIES`.
+    variant : str or Variant
+        As `topk_lab.schedules.parse_variant` reads it.
     num_rows, num_cols, k : int
         Shape of the call; symbolic sizes are taken too.
 
@@ -244,7 +244,7 @@ def workspace_bytes(name: str, num_rows: int, num_cols: int, k: int) -> int:
     int
         0 where rows are never split.
     """
-    splits = max_splits(name, num_rows, num_cols)
+    splits = max_splits(variant, num_rows, num_cols)
     return 8 * num_rows * splits * k if splits > 1 else 0
 
 
@@ -283,7 +283,7 @@ def plan(variant: str, shape: Shape, *, study: bool = False, traced: bool = Fals
     if chosen.ablation is None:
         raise ValueError(f"variant {chosen} is not compiled; it runs on target numba only")
 
-    splits = max_splits(chosen.name, shape.num_rows, shape.num_cols)
+    splits = max_splits(chosen, shape.num_rows, shape.num_cols)
     stashing = isinstance(chosen.policy, StashPolicy)
     check_word("order", shape.order, ORDERS if stashing else ORDERS[:1])
     launches: tuple[Launch, ...] = ()
@@ -293,7 +293,7 @@ def plan(variant: str, shape: Shape, *, study: bool = False, traced: bool = Fals
         variant=chosen,
         launches=launches,
         max_splits=splits,
-        workspace_bytes=workspace_bytes(chosen.name, shape.num_rows, shape.num_cols, shape.k),
+        workspace_bytes=workspace_bytes(chosen, shape.num_rows, shape.num_cols, shape.k),
         trace_shape=(shape.num_rows, 1, NUM_PASSES)
         if stashing
         else (shape.num_rows, splits + 1, NUM_STEPS),
@@ -366,7 +366,7 @@ def _stash_launches(chosen: Variant, shape: Shape, traced: bool) -> tuple[Launch
 def _split_launches(chosen: Variant, shape: Shape, traced: bool) -> tuple[Launch, ...]:
     """Select, merge where rows are split, and a page transform where one is wanted."""
     policy = chosen.policy
-    splits = max_splits(chosen.name, shape.num_rows, shape.num_cols)
+    splits = max_splits(chosen, shape.num_rows, shape.num_cols)
     indices = Buffer("slots" if shape.indices_stride is None else "indices")
     pointers = [*_read_pointers(shape), ("indices", indices)]
     if shape.values_stride is not None:

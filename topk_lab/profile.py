@@ -363,7 +363,7 @@ def _atomics(logits: np.ndarray, plain: targets.Outcome, traced: targets.Outcome
 
     num_rows, num_cols = logits.shape
     chosen = plain.plan.variant
-    active = schedules.active_splits(chosen.name, num_rows, num_cols, plain.plan.max_splits)
+    active = schedules.active_splits(chosen, num_rows, num_cols, plain.plan.max_splits)
     blocks = plain.counts[0].per_block
     found = []
     for row in range(num_rows):

@@ -11,6 +11,7 @@ Source of the numbers: vLLM ``csrc/libtorch_stable/sampler.cu`` as of #56743; SG
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 __all__ = [
@@ -31,7 +32,8 @@ KIBI = 1024
 FINAL_PADS = ("after_all", "neg_inf", "neg_flt_max")
 FINAL_ORDERS = ("rank_count", "radix_sort", "by_size")
 INCREMENTS = ("each", "opaque", "wave", "crowd", "native")
-SPLIT_SCHEDULES = ("generic", "k512")
+SPLIT_SCHEDULES = ("generic", "k512", "h200", "fixed")  # as the kernels' SplitSchedule
+MOST_FIXED_SPLITS = 48
 OVERFLOWS = ("rescan", "drop")
 # Of gfx950, of gfx942, and one that LDS of 64 KiB has no room for: the twin's alone.
 STASH_KIB = (40, 48, 128)
@@ -45,6 +47,7 @@ GENERIC_RANK_COUNT_COLUMNS = 12_288
 GENERIC_SPLITS = 10
 MOST_OF_A_FIELD = 1024 * KIBI  # what a policy of a twin may hold
 K512_MAX_ROWS = 384
+H200_BLOCKS = 128  # about one for each of its 132 multiprocessors
 K512_MAX_COLUMNS = 1024 * KIBI
 
 
@@ -76,8 +79,9 @@ class TopKPolicy:
         can't see; once for all lanes of a wave that share the bin of the first one; a bin that
         many of a wave's lanes look at is kept back and added once; or the last on AMD devices and
         the first on NVIDIA's, whose hardware adds up the lanes that share an address.
-    splits : {"generic", "k512"}
-        Schedule of the splits of a row.
+    splits : {"generic", "k512", "h200", "fixed_1", ..., "fixed_48"}
+        Schedule of the splits of a row: as many as the width asks for; vLLM's table, made for
+        gfx950; a rule fitted to an NVIDIA H200; or so many, each of 512 columns or more.
     """
 
     block_size: int
@@ -91,6 +95,11 @@ class TopKPolicy:
     final_order: str
     increments: str
     splits: str
+
+    @property
+    def split_schedule(self) -> str:
+        """The kernels' word for `splits`, one of `SPLIT_SCHEDULES`."""
+        return self.splits.partition("_")[0]
 
     @property
     def unsound_because(self) -> str | None:
@@ -205,6 +214,9 @@ ABLATIONS = {
         "no_count_wave": {"count_neg_inf": False, "increments": "wave"},
         "no_count_crowd": {"count_neg_inf": False, "increments": "crowd"},
         "no_count_opaque": {"count_neg_inf": False, "increments": "opaque"},
+        "h200_splits": {"splits": "h200"},
+        # One kernel serves every fixed number: the launch says how many.
+        "fixed_splits": {"splits": "fixed_4"},
     },
     "vllm_k512_uncrowded": {},
     "vllm_generic": {},
@@ -255,7 +267,7 @@ class Variant:
         if not changes:
             return ""
         for suffix, fields in ABLATIONS[self.name].items():
-            if fields == changes:
+            if _compiled(fields) == _compiled(changes):
                 return suffix
         return None
 
@@ -283,6 +295,14 @@ class Variant:
         return f"{self.name}[{fields}]"
 
 
+def _compiled(changes: Mapping[str, object]) -> dict[str, object]:
+    """Changed fields as kernels know them: not how many splits a launch fixes."""
+    return {
+        name: value.partition("_")[0] if name == "splits" else value
+        for name, value in changes.items()
+    }
+
+
 def ablations(name: str) -> tuple[Variant, ...]:
     """The compiled departures from a variant, in the order in which code objects are asked.
 
@@ -306,6 +326,7 @@ FIELD_WORDS = {
     "final_pad": FINAL_PADS,
     "final_order": FINAL_ORDERS,
     "increments": INCREMENTS,
+    "splits": ("k512", "h200", *(f"fixed_{count}" for count in range(1, MOST_FIXED_SPLITS + 1))),
     "overflow": OVERFLOWS,
 }
 FIELD_NUMBERS = {"stash_kib": STASH_KIB}
@@ -333,7 +354,10 @@ def _field_value(default: object, name: str, text: str, numbers: tuple[int, ...]
         return int(text)
     allowed = FIELD_WORDS[name]
     if text not in allowed:
-        raise ValueError(f"policy field {name} must be one of {', '.join(allowed)}, got {text!r}")
+        listed = ", ".join(allowed)
+        if name == "splits":
+            listed = f"k512, h200, fixed_1 to fixed_{MOST_FIXED_SPLITS}"
+        raise ValueError(f"policy field {name} must be one of {listed}, got {text!r}")
     return text
 
 
@@ -369,7 +393,7 @@ def parse_variant(text: str) -> Variant:
         raise ValueError(f"variant must read name[field=value,...], got {text!r}")
     changes: dict[str, object] = {}
     # These are what the kernel was made for: no other can be asked of it.
-    fixed = ("max_k", "splits")
+    fixed = ("max_k",) if getattr(policy, "splits", None) == "k512" else ("max_k", "splits")
     known = [field.name for field in dataclasses.fields(policy) if field.name not in fixed]
     for item in filter(None, rest[:-1].split(",")):
         field, equals, value = (part.strip() for part in item.partition("="))
@@ -384,13 +408,25 @@ def parse_variant(text: str) -> Variant:
     return Variant(name, dataclasses.replace(policy, **changes))
 
 
-def max_splits(name: str, num_rows: int, num_cols: int) -> int:
+def _policy_of(variant: str | Variant) -> TopKPolicy | StashPolicy:
+    return (variant if isinstance(variant, Variant) else parse_variant(variant)).policy
+
+
+def _h200_splits(num_rows: int, columns: int) -> int:
+    steps = ((256 * KIBI, 32), (64 * KIBI, 16), (16 * KIBI, 8))
+    splits = next((splits for bound, splits in steps if columns > bound), 1)
+    while splits > 1 and splits * num_rows > H200_BLOCKS:
+        splits //= 2
+    return splits
+
+
+def max_splits(variant: str | Variant, num_rows: int, num_cols: int) -> int:
     """Blocks that a row is given at launch: a function of the shape alone.
 
     Parameters
     ----------
-    name : str
-        Key of `POLICIES`.
+    variant : str or Variant
+        As `parse_variant` reads it.
     num_rows, num_cols : int
         Shape of the logits.
 
@@ -399,11 +435,15 @@ def max_splits(name: str, num_rows: int, num_cols: int) -> int:
     int
         Second grid dimension, and the splits that the workspace holds; 1 means no merge.
     """
-    policy = POLICIES[name]
+    policy = _policy_of(variant)
     if isinstance(policy, StashPolicy):
         return 1
-    if policy.splits == "generic":
+    if policy.split_schedule == "generic":
         return GENERIC_SPLITS if num_cols >= GENERIC_SPLIT_COLUMNS else 1
+    if policy.split_schedule == "h200":
+        return _h200_splits(num_rows, num_cols)
+    if policy.split_schedule == "fixed":
+        return int(policy.splits.partition("_")[2])
     if num_rows <= 32 and num_cols > 16 * KIBI:
         return 16
     if num_rows <= 128 and num_cols > 64 * KIBI:
@@ -415,29 +455,7 @@ def max_splits(name: str, num_rows: int, num_cols: int) -> int:
     return 1
 
 
-def active_splits(name: str, num_rows: int, row_len: int, split_limit: int) -> int:
-    """Blocks that work on a row: chosen on the device from the live length, at every replay.
-
-    Parameters
-    ----------
-    name : str
-        Key of `POLICIES`.
-    num_rows : int
-        Rows of the launch.
-    row_len : int
-        Live length of the row.
-    split_limit : int
-        `max_splits` of the launch.
-
-    Returns
-    -------
-    int
-        At least 1, at most `split_limit`; active splits of the ``k512`` schedule hold 512
-        columns or more.
-    """
-    policy = POLICIES[name]
-    if isinstance(policy, StashPolicy) or policy.splits == "generic":
-        return split_limit
+def _k512_splits(num_rows: int, row_len: int) -> int:
     if num_rows <= 32:
         steps = ((256 * KIBI, 16), (128 * KIBI, 10), (16 * KIBI, 8))
     elif num_rows <= 128:
@@ -448,8 +466,35 @@ def active_splits(name: str, num_rows: int, row_len: int, split_limit: int) -> i
         steps = ((256 * KIBI, 2),)
     else:
         steps = ()
-    wanted = next((splits for bound, splits in steps if row_len > bound), 1)
-    return min(wanted, split_limit, max(1, row_len // 512))
+    return next((splits for bound, splits in steps if row_len > bound), 1)
+
+
+def active_splits(variant: str | Variant, num_rows: int, row_len: int, split_limit: int) -> int:
+    """Blocks that work on a row: chosen on the device from the live length, at every replay.
+
+    Parameters
+    ----------
+    variant : str or Variant
+        As `parse_variant` reads it.
+    num_rows : int
+        Rows of the launch.
+    row_len : int
+        Live length of the row.
+    split_limit : int
+        `max_splits` of the launch.
+
+    Returns
+    -------
+    int
+        At least 1, at most `split_limit`; but for the ``generic`` schedule active splits hold 512
+        columns or more.
+    """
+    policy = _policy_of(variant)
+    if isinstance(policy, StashPolicy) or policy.split_schedule == "generic":
+        return split_limit
+    wanted = {"k512": _k512_splits, "h200": _h200_splits, "fixed": lambda *_: split_limit}
+    chosen = wanted[policy.split_schedule](num_rows, row_len)
+    return min(chosen, split_limit, max(1, row_len // 512))
 
 
 def gate_refusal(name: str, num_rows: int, num_cols: int, k: int) -> str | None:

@@ -15,16 +15,19 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 
 from topk_lab.bench.device import Call, Device
+from topk_lab.bench.ratios import TORCH
 from topk_lab.bench.timing import COLD_CACHES, Candidate
-from topk_lab.contract import UNWRITTEN, find_violations
+from topk_lab.contract import UNWRITTEN, find_violations, inexact_rows
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["READS", "Inputs", "Make", "PageTables", "operator", "torch_topk"]
+__all__ = ["READS", "Inputs", "Make", "PageTables", "operator", "stand_for", "torch_topk"]
+
+MOST_COPIES = 20  # of an input that a cold graph reads; small ones don't fill a cache
 
 Make: TypeAlias = "Callable[[torch.Tensor], tuple[Call, torch.Tensor]]"
-Columns: TypeAlias = "Callable[[torch.Tensor], np.ndarray]"
+Columns: TypeAlias = "Callable[[torch.Tensor], torch.Tensor]"
 
 
 class Inputs:
@@ -34,32 +37,43 @@ class Inputs:
 
     Parameters
     ----------
-    logits : (num_rows, num_cols) float32 ndarray
-        What is timed; every row is live to its end.
+    logits : (num_rows, num_cols) float32 ndarray or tensor
+        What is timed: on the host, or where `device` puts tensors.
     device : Device
         Where to.
     cache : str
         As `topk_lab.bench.measure` takes it.
+    row_ends : (num_rows,) int32 ndarray, optional
+        Live columns; default all.
     """
 
-    def __init__(self, logits: np.ndarray, device: Device, cache: str) -> None:
+    def __init__(
+        self,
+        logits: np.ndarray | torch.Tensor,
+        device: Device,
+        cache: str,
+        row_ends: np.ndarray | None = None,
+    ) -> None:
         import torch
 
-        self.host = logits
+        self.logits = torch.from_numpy(logits) if isinstance(logits, np.ndarray) else logits
+        num_rows, num_cols = self.logits.shape
+        ends = np.full(num_rows, num_cols, np.int32) if row_ends is None else row_ends
+        self.row_ends = torch.from_numpy(ends).to(device.place)
+        self.live_bytes = 4 * int(np.clip(ends, 0, num_cols).sum(dtype=np.int64))
         count = 1
         if cache == "cold":
-            count += math.ceil(COLD_CACHES * device.cache_bytes / logits.nbytes)
+            enough = math.ceil(COLD_CACHES * device.cache_bytes / max(self.live_bytes, 1))
+            count += min(enough, MOST_COPIES - 1)
         self.copies = [
-            torch.empty(self.host.shape, dtype=torch.float32, device=device.place)
+            torch.empty(self.logits.shape, dtype=torch.float32, device=device.place)
             for _ in range(count)
         ]
-        self._fill(np.ascontiguousarray(self.host[:, ::-1]))
+        self._fill(self.logits.flip(1))
 
-    def _fill(self, logits: np.ndarray) -> None:
-        import torch
-
+    def _fill(self, logits: torch.Tensor) -> None:
         for copy in self.copies:
-            copy.copy_(torch.from_numpy(logits))
+            copy.copy_(logits)
 
     def _candidate(
         self, make: Make, poison: float, check: Callable[[torch.Tensor], str | None]
@@ -67,14 +81,14 @@ class Inputs:
         calls, outputs = zip(*map(make, self.copies), strict=True)
 
         def prepare() -> None:
-            self._fill(self.host)
+            self._fill(self.logits)
             for output in outputs:
                 output.fill_(poison)
 
         def check_all() -> str | None:
-            return next(filter(None, (check(output.cpu()) for output in outputs)), None)
+            return next(filter(None, map(check, outputs)), None)
 
-        return Candidate(calls, prepare, check_all, input_bytes=self.host.nbytes)
+        return Candidate(calls, prepare, check_all, input_bytes=self.live_bytes)
 
     def selection(self, make: Make, columns: Columns | None = None) -> Candidate:
         """Stand for a selection: its output is (num_rows, k) indices, held against the oracle.
@@ -85,17 +99,27 @@ class Inputs:
 
         def check(output: torch.Tensor) -> str | None:
             indices = output.to(torch.int32) if columns is None else columns(output)
-            violations = find_violations(self.host, indices)
-            return f"{len(violations)} violations; {violations[0]}" if violations else None
+            rows = slice(None)
+            if not self.logits.is_cpu:  # too much for the host: it sees the first wrong row alone
+                wrong = inexact_rows(self.logits, indices, self.row_ends)
+                if not wrong.numel():
+                    return None
+                rows = slice(int(wrong[0]), int(wrong[0]) + 1)
+            asked = (self.logits[rows], indices[rows], self.row_ends[rows])
+            seen, answer, ends = (part.cpu() for part in asked)
+            violations = find_violations(seen, answer, row_ends=ends)
+            if violations:
+                return f"{len(violations)} violations; {violations[0]}"
+            return None if self.logits.is_cpu else f"row {rows.start}: not an exact selection"
 
         return self._candidate(make, UNWRITTEN, check)
 
     def read(self, make: Make) -> Candidate:
         """Stand for a read kernel: its output is (num_rows, parts) maxima of parts of the rows."""
-        greatest = self.host.max(axis=1)
+        greatest = self.logits.amax(dim=1).cpu().numpy()
 
         def check(maxima: torch.Tensor) -> str | None:
-            wrong = np.flatnonzero(maxima.numpy().max(axis=1) != greatest)
+            wrong = np.flatnonzero(maxima.amax(dim=1).cpu().numpy() != greatest)
             if not wrong.size:
                 return None
             return f"{wrong.size} rows; row {wrong[0]}: its greatest logit was not found"
@@ -103,7 +127,9 @@ class Inputs:
         return self._candidate(make, math.nan, check)
 
 
-def operator(variant: str, k: int, logits: torch.Tensor) -> tuple[Call, torch.Tensor]:
+def operator(
+    variant: str, k: int, row_ends: torch.Tensor, logits: torch.Tensor
+) -> tuple[Call, torch.Tensor]:
     """Call a variant of this package, with all that it needs made before."""
     import torch
 
@@ -111,7 +137,6 @@ def operator(variant: str, k: int, logits: torch.Tensor) -> tuple[Call, torch.Te
 
     num_rows, num_cols = logits.shape
     place = logits.device
-    row_ends = torch.full((num_rows,), num_cols, dtype=torch.int32, device=place)
     out = torch.empty((num_rows, k), dtype=torch.int32, device=place)
     needed = ops.workspace_size(num_rows, num_cols, k, variant, place)
     workspace = torch.empty(needed, dtype=torch.uint8, device=place) if needed else None
@@ -163,8 +188,13 @@ class PageTables:
 
         return call, out
 
-    def columns(self, slots: torch.Tensor) -> np.ndarray:
-        """The columns that slots stand for, (num_rows, k) int32; -2 for a slot of another row."""
+    def columns(self, slots: torch.Tensor) -> torch.Tensor:
+        """The columns that slots stand for, (num_rows, k) int32; -2 for a slot of another row.
+
+        They are on the host, as the tables' pages are.
+        """
+        import torch
+
         found = slots.cpu().numpy()
         num_rows, pages = self.tables.shape
         place = np.full(self._host.size, -1, np.int64)
@@ -175,7 +205,8 @@ class PageTables:
         own = (
             (found >= 0) & (row == np.arange(num_rows)[:, None]) & (page == found // self.page_size)
         )
-        return np.where(own, columns, np.where(found == -1, -1, -2)).astype(np.int32)
+        held = np.where(own, columns, np.where(found == -1, -1, -2)).astype(np.int32)
+        return torch.from_numpy(held)
 
 
 def torch_topk(k: int, logits: torch.Tensor) -> tuple[Call, torch.Tensor]:
@@ -204,3 +235,12 @@ READS: dict[str, Make] = {
     "read_amax": partial(_amax, 0),
     **{f"read_amax_{most}": partial(_amax, most) for most in (256, 1024, 4096, 16384)},
 }
+
+
+def stand_for(variant: str, k: int, inputs: Inputs) -> Candidate:
+    """What stands for a name: a read kernel, ``torch.topk`` or a variant of this package."""
+    if variant in READS:
+        return inputs.read(READS[variant])
+    if variant == TORCH:
+        return inputs.selection(partial(torch_topk, k))
+    return inputs.selection(partial(operator, variant, k, inputs.row_ends))

@@ -10,12 +10,15 @@ import numpy as np
 
 from topk_lab import workloads
 from topk_lab.bench.device import Device
-from topk_lab.bench.timing import Candidate
+from topk_lab.bench.timing import Candidate, Effort, Timing, measure
 
 __all__ = ["AXES", "CELL_FIELDS", "Cell", "Experiment"]
 
-CELL_FIELDS = ("num_rows", "num_cols", "k", "workload", "workload_args", "seed", "mode", "cache")
-AXES = ("num_rows", "num_cols", "k", "workload", "mode", "cache", "variant")
+CELL_FIELDS = (
+    *("num_rows", "num_cols", "k", "next_n", "workload", "workload_args", "seed"),
+    *("mode", "cache"),
+)
+AXES = ("num_rows", "num_cols", "k", "workload", "mode", "cache", "calls_per_graph", "variant")
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,10 @@ class Cell:
         What is timed.
     seed : int
         Of the workload.
+    next_n : int
+        Rows of a sequence; 0 where every row has its own end.
+    calls_per_graph : int, optional
+        Of a warm graph; None for as many as `topk_lab.bench.measure` takes.
     """
 
     num_rows: int
@@ -48,10 +55,16 @@ class Cell:
     cache: str
     variants: tuple[str, ...]
     seed: int = 0
+    next_n: int = 0
+    calls_per_graph: int | None = None
 
     def fields(self) -> dict[str, Any]:
         """The fields of a record that say on what it was timed."""
         return {name: getattr(self, name) for name in CELL_FIELDS}
+
+    def on(self, axis: str) -> Any:
+        """Its value on an axis: a field of its own, or an argument of its workload."""
+        return getattr(self, axis) if axis in AXES else self.workload_args.get(axis)
 
     def logits(self) -> np.ndarray:
         """The (num_rows, num_cols) float32 logits."""
@@ -64,7 +77,22 @@ class Cell:
         return np.ascontiguousarray(logits[:, ::-1]) if reverse else logits
 
     def __str__(self) -> str:
-        return f"{self.num_rows} x {self.num_cols} {self.workload}, {self.mode}, {self.cache}"
+        arguments = "".join(f" {name}={value}" for name, value in self.workload_args.items())
+        shape = f"{self.num_rows} x {self.num_cols}"
+        return f"{shape} {self.workload}{arguments}, {self.mode}, {self.cache}"
+
+
+def _measured(
+    cell: Cell, candidates: dict[str, Candidate], device: Device, effort: Effort
+) -> dict[str, Timing]:
+    return measure(
+        candidates,
+        device,
+        mode=cell.mode,
+        cache=cell.cache,
+        calls_per_graph=cell.calls_per_graph,
+        effort=effort,
+    )
 
 
 @dataclass(frozen=True)
@@ -83,6 +111,12 @@ class Experiment:
         What stands for the variants of a cell, on a device.
     counters : callable
         What is known of a variant of a cell on a device beside its times.
+    measured : callable
+        Times the candidates of a cell, as `topk_lab.bench.measure` does.
+    effort : Effort
+        How many samples a cell takes, unless a run says otherwise.
+    arguments_are_axes : bool
+        Whether cells can be chosen by the arguments of their workloads.
     """
 
     name: str
@@ -92,15 +126,19 @@ class Experiment:
     counters: Callable[[Cell, str, Device], dict[str, Any]] = field(
         default=lambda cell, variant, device: {}, repr=False
     )
+    measured: Callable[[Cell, dict[str, Candidate], Device, Effort], dict[str, Timing]] = field(
+        default=_measured, repr=False
+    )
+    effort: Effort = field(default_factory=Effort, repr=False)
+    arguments_are_axes: bool = False
 
     def axes(self) -> dict[str, tuple[Any, ...]]:
         """Values of each axis, in the order of the cells."""
         cells = self.cells()
-        values = {
-            axis: tuple(dict.fromkeys(getattr(cell, axis) for cell in cells))
-            for axis in AXES
-            if axis != "variant"
-        }
+        named = [axis for axis in AXES if axis != "variant"]
+        if self.arguments_are_axes:
+            named += dict.fromkeys(name for cell in cells for name in cell.workload_args)
+        values = {axis: tuple(dict.fromkeys(cell.on(axis) for cell in cells)) for axis in named}
         return values | {
             "variant": tuple(dict.fromkeys(name for cell in cells for name in cell.variants))
         }
@@ -134,5 +172,5 @@ class Experiment:
         return [
             replace(cell, variants=tuple(name for name in cell.variants if name in variants))
             for cell in self.cells()
-            if all(str(getattr(cell, axis)) in values for axis, values in wanted.items())
+            if all(str(cell.on(axis)) in values for axis, values in wanted.items())
         ]

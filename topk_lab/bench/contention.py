@@ -29,7 +29,12 @@ MORE_ROWS = (8, 16, 20, 28, 32)
 
 def contention_cells() -> list[Cell]:
     """Every cell: all masks and the other crowded rows warm, some cold, some with more rows."""
-    exact = [str(variant) for variant in schedules.ablations("vllm_k512") if variant.policy.sound]
+    own = schedules.POLICIES["vllm_k512"]
+    exact = [
+        str(variant)
+        for variant in schedules.ablations("vllm_k512")
+        if variant.policy.sound and variant.policy.splits == own.splits
+    ]
     cells = []
     for num_cols in LENGTHS:
         listed = [*masks(num_cols), *((name, {}) for name in UNMASKED)]

@@ -54,6 +54,12 @@ class Device(Protocol):
     def write_pressure(self) -> None:
         """Queue a write of `PRESSURE_BYTES`."""
 
+    def read_other(self, nbytes: int) -> None:
+        """Queue a read of so many bytes that no call uses."""
+
+    def kernel_us(self, run: Call, replays: int) -> float:
+        """Time of the kernels of so many runs (us), by the device's profiler."""
+
     def synchronize(self) -> None:
         """Wait for everything queued."""
 
@@ -90,6 +96,7 @@ class TorchDevice:
         )
         self.cache_bytes = MEMORY_SIDE_CACHE_BYTES.get(self.arch, found.L2_cache_size)
         self._pressure = torch.empty(PRESSURE_BYTES, dtype=torch.uint8, device=self.place)
+        self._other = None
 
     def capture(self, calls: Sequence[Call]) -> Call:
         """Record calls as one graph, and return what replays it."""
@@ -106,6 +113,23 @@ class TorchDevice:
     def write_pressure(self) -> None:
         """Queue a write of `PRESSURE_BYTES`."""
         self._pressure.zero_()
+
+    def read_other(self, nbytes: int) -> None:
+        """Queue a read of so many bytes that no call uses."""
+        torch = self._torch
+        if self._other is None or self._other.numel() < nbytes // 4:
+            self._other = torch.zeros(nbytes // 4, device=self.place)
+            self._read = torch.empty((), device=self.place)
+        torch.amax(self._other[: nbytes // 4], dim=0, out=self._read)
+
+    def kernel_us(self, run: Call, replays: int) -> float:
+        """Time of the kernels of so many runs (us), by the device's profiler."""
+        profiler = self._torch.profiler
+        with profiler.profile(activities=[profiler.ProfilerActivity.CUDA]) as profile:
+            for _ in range(replays):
+                run()
+            self.synchronize()
+        return float(sum(event.self_device_time_total for event in profile.key_averages()))
 
     def synchronize(self) -> None:
         """Wait for everything queued."""

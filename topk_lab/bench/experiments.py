@@ -12,13 +12,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from topk_lab import results
-from topk_lab.bench.candidates import READS, Inputs, operator, torch_topk
+from topk_lab.bench import graphs, matrix
+from topk_lab.bench.candidates import READS, Inputs, stand_for
 from topk_lab.bench.cells import CELL_FIELDS, Cell, Experiment
 from topk_lab.bench.contention import contention_cells
 from topk_lab.bench.device import Device, TorchDevice
 from topk_lab.bench.latency import latency_candidates, latency_cells, latency_counters
 from topk_lab.bench.ratios import MIRRORS, PUBLISHED_TIMES, TORCH, published_shapes
-from topk_lab.bench.timing import Candidate, Effort, Timing, measure
+from topk_lab.bench.timing import Candidate, Effort, Timing
 
 __all__ = ["EXPERIMENTS", "planned", "run"]
 
@@ -33,15 +34,7 @@ def _reference_cells() -> list[Cell]:
 
 def _candidates(cell: Cell, device: Device) -> dict[str, Candidate]:
     inputs = Inputs(cell.logits(), device, cell.cache)
-
-    def stand_for(variant: str) -> Candidate:
-        if variant in READS:
-            return inputs.read(READS[variant])
-        if variant == TORCH:
-            return inputs.selection(lambda logits: torch_topk(cell.k, logits))
-        return inputs.selection(lambda logits: operator(variant, cell.k, logits))
-
-    return {variant: stand_for(variant) for variant in cell.variants}
+    return {variant: stand_for(variant, cell.k, inputs) for variant in cell.variants}
 
 
 EXPERIMENTS = {
@@ -66,12 +59,53 @@ EXPERIMENTS = {
             latency_candidates,
             latency_counters,
         ),
+        Experiment(
+            "vllm_matrix",
+            "How do the 1008 cases of the source compare before and after its change?",
+            matrix.matrix_cells,
+            matrix.drawn_candidates,
+            matrix.read_bytes,
+            effort=matrix.MATRIX_EFFORT,
+            arguments_are_axes=True,
+        ),
+        Experiment(
+            "profiled_pairs",
+            "Do events and the device's profiler agree on the time of a selection?",
+            matrix.profiled_cells,
+            matrix.drawn_candidates,
+            matrix.read_bytes,
+            measured=matrix.profiled,
+            effort=matrix.MATRIX_EFFORT,
+            arguments_are_axes=True,
+        ),
+        Experiment(
+            "graph_calls",
+            "What does a captured graph save, of one call and of many?",
+            graphs.call_cells,
+            _candidates,
+        ),
+        Experiment(
+            "graph_replay",
+            "How long does one captured graph take on lengths over three orders of magnitude?",
+            graphs.replay_cells,
+            graphs.replay_candidates,
+            measured=graphs.replayed,
+        ),
+        Experiment(
+            "split_policy",
+            "How much slower is the split count of a policy than the best one?",
+            graphs.policy_cells,
+            graphs.policy_candidates,
+            graphs.read_bytes,
+            effort=graphs.POLICY_EFFORT,
+            arguments_are_axes=True,
+        ),
     )
 }
 
 
-def _identity(fields: Mapping[str, Any], variant: str) -> str:
-    return json.dumps([variant, dict(fields)], sort_keys=True)
+def _identity(fields: Mapping[str, Any], variant: str, calls_per_graph: int | None) -> str:
+    return json.dumps([variant, calls_per_graph, dict(fields)], sort_keys=True)
 
 
 def _timed_before(recorder: results.Recorder, experiment: str, target: str) -> set[str]:
@@ -87,11 +121,15 @@ def _timed_before(recorder: results.Recorder, experiment: str, target: str) -> s
         & (frame["device"] == recorder.run.device_name(target))
     ]
     # A cell without a number makes floats of a whole column.
-    numbers = dict.fromkeys(("num_rows", "num_cols", "k", "seed"), "int64")
-    return {
-        _identity({name: record[name] for name in CELL_FIELDS}, record["variant"])
-        for record in timed.astype(numbers).to_dict("records")
-    }
+    numbers = dict.fromkeys(("num_rows", "num_cols", "k", "next_n", "seed"), "int64")
+    found = set()
+    for record in timed.astype(numbers).to_dict("records"):
+        fields = {name: record[name] for name in CELL_FIELDS}
+        calls = record["calls_per_graph"]
+        # A cell that doesn't say how many calls its graph has, has a time under any number.
+        asked = {None} if calls is None or calls != calls else {None, int(calls)}
+        found |= {_identity(fields, record["variant"], one) for one in asked}
+    return found
 
 
 def _line(cell: Cell, variant: str, timing: Timing) -> str:
@@ -162,7 +200,7 @@ def run(
         Leave out cells whose every variant the recorder's file has a time of, from the same kernels
         on the same device.
     effort : Effort, optional
-        How many samples a cell takes.
+        How many samples a cell takes; default: the experiment's own.
     track : callable, optional
         Wraps the list of cells, to show progress.
     say : callable, default print
@@ -185,12 +223,15 @@ def run(
         cells = [
             cell
             for cell in cells
-            if not all(_identity(cell.fields(), variant) in timed for variant in cell.variants)
+            if not all(
+                _identity(cell.fields(), variant, cell.calls_per_graph) in timed
+                for variant in cell.variants
+            )
         ]
     written = []
     for cell in cells if track is None else track(cells, experiment.name):
         candidates = experiment.candidates(cell, device)
-        timings = measure(candidates, device, mode=cell.mode, cache=cell.cache, effort=effort)
+        timings = experiment.measured(cell, candidates, device, effort or experiment.effort)
         for variant, timing in timings.items():
             counters = experiment.counters(cell, variant, device)
             written.append(
@@ -216,7 +257,6 @@ def _record(
         variant=variant,
         status=timing.status,
         reason=timing.reason,
-        next_n=0,
         calls_per_graph=timing.calls_per_graph,
         samples_us=timing.samples_us or None,
         counters=counters,

@@ -16,8 +16,9 @@ cache               what went through the device's caches before a timed replay
 =================== ==================================================================
 ``warm``            the same calls, just before
 ``pressure_256MiB`` 256 MiB, written; one call a graph, as all others would be warm
-``cold``            other copies of the input, of three times the last-level cache, all
-                    of them calls of one graph
+``cold``            other copies of the input, all of them calls of one graph, and where
+                    these don't come to three times the last-level cache, that much of
+                    other memory, read
 =================== ==================================================================
 """
 
@@ -35,7 +36,7 @@ from typing import Any
 from topk_lab.bench.device import Call, Device, Event
 from topk_lab.results import CACHES, MODES
 
-__all__ = ["COLD_CACHES", "Candidate", "Effort", "Timing", "measure"]
+__all__ = ["COLD_CACHES", "Candidate", "Effort", "Session", "Timing", "measure"]
 
 WARM_CALLS = 20
 COLD_CACHES = 3
@@ -51,6 +52,8 @@ class Effort:
         At least so many.
     max_seconds : float
         With these, no round begins after this time (s).
+    max_samples : int, optional
+        No more than so many; default as many as the time allows.
     settled_iqr : float
         With these, rounds also end when the quartiles of every candidate are this close, as a share
         of its median.
@@ -71,17 +74,23 @@ class Effort:
     settled_iqr: float = 0.02
     warm_up_seconds: float = 0.025
     seed: int = 0
+    max_samples: int | None = None
 
     def __post_init__(self) -> None:
         if self.min_samples < 1:
             raise ValueError(f"min_samples must be at least 1, got {self.min_samples}")
+        if self.max_samples is not None and self.max_samples < self.min_samples:
+            raise ValueError(
+                f"max_samples must be at least min_samples = {self.min_samples}, "
+                f"got {self.max_samples}"
+            )
 
     def done(self, samples_us: Sequence[Sequence[float]], seconds: float) -> bool:
         """Whether no more rounds are due, from each candidate's samples and the time taken (s)."""
         rounds = len(samples_us[0])
         if rounds < self.min_samples:
             return False
-        if seconds >= self.max_seconds:
+        if seconds >= self.max_seconds or rounds == self.max_samples:
             return True
         # Quartiles take longer than many a round.
         return rounds % 10 == 0 and all(_relative_iqr(one) < self.settled_iqr for one in samples_us)
@@ -101,7 +110,8 @@ class Candidate:
     check : callable
         Looks at the outputs of every call: None if they are exact, else why not, in one line.
     input_bytes : int
-        What one call reads; asked for where the cache is to be cold.
+        What one call reads at least: with cold caches, the calls' inputs push one another out of
+        the cache if they are large enough.
     """
 
     calls: tuple[Call, ...]
@@ -126,6 +136,8 @@ class Timing:
         What a replay's time was divided by; None in eager mode.
     clocks : dict of str to tuple of float
         Readings of the device before the first sample and after the last.
+    more : dict
+        What else an experiment counted.
 
     Raises
     ------
@@ -138,6 +150,7 @@ class Timing:
     samples_us: tuple[float, ...] = ()
     calls_per_graph: int | None = None
     clocks: dict[str, tuple[float, float]] = field(default_factory=dict)
+    more: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.status == "ok":
@@ -174,6 +187,7 @@ class Timing:
             "relative_iqr": round(self.relative_iqr, 5),
             "drift": round(self.drift, 5),
             **{name: [round(one, 1) for one in pair] for name, pair in self.clocks.items()},
+            **self.more,
         }
 
 
@@ -197,17 +211,11 @@ def _relative_iqr(samples_us: Sequence[float]) -> float:
     return (third - first) / median if median > 0 else math.inf
 
 
-def _check_calls(candidates: Mapping[str, Candidate], cache: str, cache_bytes: int) -> None:
+def _check_calls(candidates: Mapping[str, Candidate], cache: str) -> None:
     for name, candidate in candidates.items():
         num_calls = len(candidate.calls)
         if cache != "cold" and num_calls != 1:
             raise ValueError(f"calls of {name} must be one for {cache} caches, got {num_calls}")
-        others = (num_calls - 1) * candidate.input_bytes
-        if cache == "cold" and others < COLD_CACHES * cache_bytes:
-            raise ValueError(
-                f"calls of {name} must read {COLD_CACHES * cache_bytes} bytes between two uses of "
-                f"the same input, got {others}"
-            )
 
 
 def _rotation(calls: Sequence[Call]) -> Call:
@@ -265,13 +273,24 @@ def _set_up(
     return _Lane(
         candidate,
         run,
-        # Beyond warming the caches, an untimed run keeps the device busy while the timed one is
-        # queued, so that no launch gap is counted.
-        before=device.write_pressure if cache == "pressure_256MiB" else run,
+        before=_before(candidate, run, device, cache),
         calls=len(in_graph) if mode == "graph" else 1,
         begin=device.event(),
         end=device.event(),
     )
+
+
+def _before(candidate: Candidate, run: Call, device: Device, cache: str) -> Call:
+    """What brings the caches into the asked state.
+
+    It also keeps the device busy while the timed run is queued, so that no launch gap is counted.
+    """
+    if cache == "pressure_256MiB":
+        return device.write_pressure
+    others = (len(candidate.calls) - 1) * candidate.input_bytes
+    if cache == "cold" and others < COLD_CACHES * device.cache_bytes:
+        return lambda: device.read_other(COLD_CACHES * device.cache_bytes)
+    return run
 
 
 def _one_line(error: Exception) -> str:
@@ -324,32 +343,93 @@ def measure(
         raise ValueError(f"calls_per_graph must be None for {mode} with {cache} caches")
     if calls_per_graph is not None and calls_per_graph < 1:
         raise ValueError(f"calls_per_graph must be at least 1, got {calls_per_graph}")
-    _check_calls(candidates, cache, device.cache_bytes)
+    _check_calls(candidates, cache)
+    return Session(
+        candidates, device, mode=mode, cache=cache, calls_per_graph=calls_per_graph
+    ).time(effort or Effort())
 
-    outcomes: dict[str, Timing] = {}
-    lanes: dict[str, _Lane] = {}
-    # All are captured before any input changes: a graph that kept something is found out.
-    for name, candidate in candidates.items():
-        try:
-            lanes[name] = _set_up(candidate, device, mode, cache, calls_per_graph)
-        except (ValueError, RuntimeError) as error:
-            outcomes[name] = Timing("error", _one_line(error))
-    for name in list(lanes):
-        reason = lanes[name].inexact_because(device, mode)
-        if reason is not None:
-            outcomes[name] = Timing("wrong", reason)
-            del lanes[name]
 
-    clocks = _sample(list(lanes.values()), device, mode, effort or Effort()) if lanes else {}
-    for name, lane in lanes.items():
-        problem = _no_times(lane.samples_us)
-        divisor = lane.calls if mode == "graph" else None
-        outcomes[name] = (
-            Timing("error", problem)
-            if problem
-            else Timing("ok", None, tuple(lane.samples_us), divisor, clocks)
-        )
-    return {name: outcomes[name] for name in candidates}
+class Session:
+    """Candidates that were captured side by side, and may be timed on one input after another.
+
+    Parameters
+    ----------
+    candidates, device, mode, cache, calls_per_graph
+        As for `measure`, which checks them.
+    """
+
+    def __init__(
+        self,
+        candidates: Mapping[str, Candidate],
+        device: Device,
+        *,
+        mode: str = "graph",
+        cache: str = "warm",
+        calls_per_graph: int | None = None,
+    ) -> None:
+        self.device, self.mode = device, mode
+        self._names = list(candidates)
+        self._errors: dict[str, Timing] = {}
+        self._lanes: dict[str, _Lane] = {}
+        # All are captured before any input changes: a graph that kept something is found out.
+        for name, candidate in candidates.items():
+            try:
+                self._lanes[name] = _set_up(candidate, device, mode, cache, calls_per_graph)
+            except (ValueError, RuntimeError) as error:
+                self._errors[name] = Timing("error", _one_line(error))
+
+    def time(self, effort: Effort) -> dict[str, Timing]:
+        """Check every candidate on the input that it prepares, and time those that are exact.
+
+        Parameters
+        ----------
+        effort : Effort
+            How many samples are taken.
+
+        Returns
+        -------
+        dict of str to Timing
+            As `measure` returns them.
+        """
+        outcomes = dict(self._errors)
+        exact: dict[str, _Lane] = {}
+        for name, lane in self._lanes.items():
+            reason = lane.inexact_because(self.device, self.mode)
+            if reason is None:
+                lane.samples_us.clear()
+                exact[name] = lane
+            else:
+                outcomes[name] = Timing("wrong", reason)
+        clocks = _sample(list(exact.values()), self.device, self.mode, effort) if exact else {}
+        for name, lane in exact.items():
+            problem = _no_times(lane.samples_us)
+            divisor = lane.calls if self.mode == "graph" else None
+            outcomes[name] = (
+                Timing("error", problem)
+                if problem
+                else Timing("ok", None, tuple(lane.samples_us), divisor, clocks)
+            )
+        return {name: outcomes[name] for name in self._names}
+
+    def kernel_us(self, name: str, replays: int) -> float:
+        """Time that the device spends in a candidate's kernels, by its profiler (us a call).
+
+        Parameters
+        ----------
+        name : str
+            A candidate that was captured.
+        replays : int
+            Runs that the profiler sees.
+
+        Returns
+        -------
+        float
+            Without what lies between kernels.
+        """
+        lane = self._lanes[name]
+        lane.run()
+        self.device.synchronize()
+        return self.device.kernel_us(lane.run, replays) / (replays * lane.calls)
 
 
 def _sample(

@@ -18,10 +18,12 @@ of its live columns, and indices count from its start. With m = min(k, n_r):
    a slot that int32 can't name, gives -1 too. The table is never narrower than the logits.
 
 `find_violations` is the judge. It holds a finished answer against rule 2 as written: it selects
-nothing, so it shares no step with what it judges.
+nothing, so it shares no step with what it judges. `inexact_rows` judges in the same way where the
+logits are, on a device.
 """
 
 from topk_lab.contract.calls import Call, Pages, check_call, check_pages_shape, check_workspace
+from topk_lab.contract.device_oracle import inexact_rows
 from topk_lab.contract.lengths import live_bounds, row_ends_from
 from topk_lab.contract.oracle import (
     KINDS,
@@ -48,6 +50,7 @@ __all__ = [
     "check_pages_shape",
     "check_workspace",
     "find_violations",
+    "inexact_rows",
     "live_bounds",
     "row_ends_from",
 ]

@@ -51,10 +51,9 @@ def refuse_shape(variant: str, num_rows: int, num_cols: int, k: int) -> None:
 
 def workspace_bytes(variant: str, num_rows: int, num_cols: int, k: int) -> int:
     """Bytes of workspace that a variant needs for a shape."""
-    name = variant.partition("[")[0]
-    if name not in schedules.POLICIES:
+    if variant.partition("[")[0] not in schedules.POLICIES:
         return 0
-    return plans.workspace_bytes(name, num_rows, num_cols, k)
+    return plans.workspace_bytes(variant, num_rows, num_cols, k)
 
 
 def default_variant(device: torch.device, num_rows: int, num_cols: int, k: int) -> str:

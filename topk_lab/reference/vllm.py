@@ -528,10 +528,10 @@ def select(
     if refusal:
         raise ValueError(refusal)
     lengths = np.maximum(ends - starts, 0)
-    max_splits = schedules.max_splits(variant.name, num_rows, num_cols)
+    max_splits = schedules.max_splits(variant, num_rows, num_cols)
     distinct, which = np.unique(lengths, return_inverse=True)
     active = np.array(
-        [schedules.active_splits(variant.name, num_rows, int(n), max_splits) for n in distinct],
+        [schedules.active_splits(variant, num_rows, int(n), max_splits) for n in distinct],
         np.int64,
     )[which]
     workspace = (num_rows, max_splits if max_splits > 1 else 0, k)

@@ -12,6 +12,7 @@ struct Changes {
   FinalPad final_pad = vllm_k512.final_pad;
   FinalOrder final_order = vllm_k512.final_order;
   Increments increments = vllm_k512.increments;
+  SplitSchedule splits = vllm_k512.splits;
 };
 
 constexpr TopKPolicy k512_with(const Changes& changes) {
@@ -23,6 +24,7 @@ constexpr TopKPolicy k512_with(const Changes& changes) {
   policy.final_pad = changes.final_pad;
   policy.final_order = changes.final_order;
   policy.increments = changes.increments;
+  policy.splits = changes.splits;
   return policy;
 }
 
