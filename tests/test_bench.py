@@ -533,6 +533,9 @@ def test_an_interrupted_run_resumes_where_it_stopped(record, tmp_path):
     assert len(first) == len(rest) == 2
     assert all("pressure_256MiB" in line for line in rest)
     assert record(axes=SMALLEST, resume=True) == []
+    for path in list(tmp_path.rglob("*.jsonl")):
+        results.pack(path)
+    assert record(axes=SMALLEST, resume=True) == []
     assert len(record(axes=SMALLEST, resume=True, kernels="cd" * 8)) == 4
     assert len(record(axes=SMALLEST | {"variant": ["vllm_k512", "torch.topk"]}, resume=True)) == 4
     assert set(results.load_runs(tmp_path)) == {"0" * 32, "1" * 32}

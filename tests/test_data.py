@@ -233,9 +233,8 @@ def test_schema_names_exactly_the_fields_that_records_have():
 
 def test_committed_records_are_valid():
     for kind in ("measured", "emulated"):
-        folder = results.data_root() / kind
-        for path in folder.rglob("*.jsonl"):
-            assert results.validate(path) > 0, path
+        for folder in (results.data_root() / kind).iterdir():
+            assert results.validate(folder) > 0, folder
 
 
 def test_readme_names_every_table():

@@ -321,6 +321,84 @@ def test_compact_drops_what_a_later_run_replaced(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_a_packed_file_is_read_checked_and_compacted_as_any_other(tmp_path):
+    path = tmp_path / "measured" / "nvidia-h200" / "boundaries.jsonl"
+    for number, time in enumerate(("2026-02-01T00:00:00Z", "2026-03-01T00:00:00Z")):
+        recorder = results.Recorder(tmp_path, gpu_run(run_id=str(number) * 32, time=time))
+        recorder.record(**CELL | {"target": "cuda"}, seed=0)
+        recorder.record(**CELL | {"target": "cuda"}, seed=number)
+    before = results.load(path)
+    runs = results.load_runs(path)
+    target = results.pack(path)
+    assert target == results.packed(path) == results.packed(target)
+    assert [file.name for file in path.parent.iterdir()] == ["boundaries.jsonl.gz"]
+    after = results.load(tmp_path)
+    assert after.drop(columns="file").equals(before.drop(columns="file"))
+    assert set(after["file"]) == {"boundaries.jsonl.gz"}
+    assert results.load_runs(tmp_path) == runs
+    assert results.validate(tmp_path) == 4
+    assert results.provenance(after) == results.provenance(before)
+    assert results.compact(target) == 2
+    assert [file.name for file in path.parent.iterdir()] == ["boundaries.jsonl.gz"]
+    assert set(results.load(target)["run"]) == {"1" * 32}
+    assert target.stat().st_mode & 0o777 == 0o644
+
+
+def test_the_same_lines_pack_to_the_same_bytes(tmp_path):
+    contents = set()
+    for name in ("a", "b"):
+        path = tmp_path / name / "boundaries.jsonl"
+        results.Recorder(path, gpu_run()).record(**CELL)
+        os.utime(path, (len(contents), len(contents)))
+        contents.add(results.pack(path).read_bytes())
+    (content,) = contents
+    # RFC 1952: no flags, so no name; and no time.
+    assert content[3] == 0
+    assert content[4:8] == bytes(4)
+
+
+def test_what_is_recorded_beside_a_packed_file_is_joined_to_it(tmp_path):
+    path = tmp_path / "boundaries.jsonl"
+    for number in range(2):
+        results.Recorder(path, gpu_run(run_id=str(number) * 32)).record(**CELL, seed=number)
+        beside = results.load(tmp_path)
+        results.pack(path)
+        assert list(beside["seed"]) == list(range(number + 1)), "packed cells first: they are older"
+    assert list(results.load(tmp_path)["seed"]) == [0, 1]
+    assert results.validate(tmp_path) == 2
+
+
+def test_packing_needs_whole_records_and_leaves_what_it_can_not_pack(tmp_path):
+    path = tmp_path / "boundaries.jsonl"
+    results.Recorder(path, gpu_run()).record(**CELL)
+    target = results.pack(path)
+    with pytest.raises(ValueError, match=r"path must be a file named \*\.jsonl, got .*\.gz"):
+        results.pack(target)
+    with pytest.raises(ValueError, match=r"destination must be .* got .*\.gz, which is packed"):
+        results.Recorder(target, gpu_run())
+    with pytest.raises(FileNotFoundError, match=r"record file boundaries\.jsonl must exist"):
+        results.pack(path)
+    path.write_text('{"schema": 1, "run"')
+    content = target.read_bytes()
+    with pytest.raises(results.RecordError, match=r"boundaries\.jsonl:1: must be JSON"):
+        results.pack(path)
+    assert target.read_bytes() == content
+    assert sorted(file.name for file in tmp_path.iterdir()) == [path.name, target.name]
+    path.unlink()
+    for damaged in (content[:-9], b"not gzip", content[:20] + b"\0\0" + content[22:]):
+        target.write_bytes(damaged)
+        with pytest.raises(results.RecordError, match=r"boundaries\.jsonl\.gz: must be a whole"):
+            results.load(tmp_path)
+
+
+def test_validate_names_the_packed_file(tmp_path, run):
+    path = tmp_path / "measured" / "cpu" / "boundaries.jsonl"
+    results.Recorder(path, run).record(**CELL)
+    results.pack(path)
+    with pytest.raises(results.RecordError, match=r"^boundaries\.jsonl\.gz:2: kind: must be"):
+        results.validate(tmp_path)
+
+
 def test_devices_keep_their_cells_apart(tmp_path):
     path = tmp_path / "mine.jsonl"
     for number, name in enumerate(("NVIDIA H200", "AMD Instinct MI355X")):

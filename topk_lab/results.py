@@ -4,12 +4,16 @@ A record file is JSON Lines: one *run* line (environment and code) and behind it
 that run. ``data/schema/record-1.json`` states both. A number is ``measured`` (a CPU or a GPU at
 hand ran it), ``emulated`` (the emulator counted it; it never times) or ``published`` (somebody else
 reported it), and every frame that this module returns says which in its column ``kind``.
+
+A large file may be packed (`pack`): ``*.jsonl.gz`` is read, checked and compacted as it is.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import functools
+import gzip
 import importlib.util
 import json
 import math
@@ -18,6 +22,7 @@ import re
 import statistics
 import tempfile
 import tomllib
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -51,6 +56,8 @@ __all__ = [
     "load_published",
     "load_runs",
     "only_kind",
+    "pack",
+    "packed",
     "provenance",
     "published_names",
     "validate",
@@ -67,6 +74,7 @@ CELL_FIELDS = (
     *("mode", "cache", "calls_per_graph", "status", "reason"),
     *("samples_us", "median_us", "q1_us", "q3_us", "n", "counters"),
 )
+PLAIN, PACKED = ".jsonl", ".jsonl.gz"
 RUN_COLUMNS = ("device", "recorded", "git", "dirty", "kernel_hash", "compiler", "file")
 
 # Two cells with these equal are the same cell, run twice.
@@ -142,7 +150,8 @@ class Recorder:
     ----------
     destination : path
         A folder: a cell goes to ``<kind>/<device or target>/<experiment>.jsonl`` below it, the
-        layout of ``data``. Or one file, named ``*.jsonl``.
+        layout of ``data``. Or one file, named ``*.jsonl``. Nothing is appended to a packed file:
+        new cells go beside it, and `pack` joins them.
     run : RunInfo
         The run.
     check : bool, optional
@@ -150,6 +159,8 @@ class Recorder:
 
     Raises
     ------
+    ValueError
+        `destination` is a packed file.
     RuntimeError
         ``check=True`` without jsonschema.
     """
@@ -158,6 +169,11 @@ class Recorder:
         self, destination: str | os.PathLike[str], run: RunInfo, *, check: bool | None = None
     ) -> None:
         self.destination = Path(destination)
+        if self.destination.name.endswith(PACKED):
+            raise ValueError(
+                f"destination must be a folder or a file named *{PLAIN}, "
+                f"got {self.destination.name}, which is packed"
+            )
         self.run = run
         if check is None:
             check = importlib.util.find_spec("jsonschema") is not None
@@ -410,7 +426,9 @@ def _record_files(paths: Iterable[str | os.PathLike[str]]) -> list[Path]:
     files: list[Path] = []
     for path in map(Path, paths):
         if path.is_dir():
-            files += sorted(path.rglob("*.jsonl"))
+            # Packed cells first: those beside them are newer.
+            found = [*path.rglob(f"*{PACKED}"), *path.rglob(f"*{PLAIN}")]
+            files += sorted(found, key=lambda file: (_unpacked_name(file), file.suffix == PLAIN))
         elif path.is_file():
             files.append(path)
         else:
@@ -418,13 +436,51 @@ def _record_files(paths: Iterable[str | os.PathLike[str]]) -> list[Path]:
     return files
 
 
+def _unpacked_name(path: Path) -> str:
+    return str(path).removesuffix(".gz")
+
+
+def packed(path: str | os.PathLike[str]) -> Path:
+    """Where a record file lies once it is packed.
+
+    Parameters
+    ----------
+    path : path
+        A record file, packed or not.
+
+    Returns
+    -------
+    Path
+
+    Examples
+    --------
+    >>> from topk_lab import results
+    >>> results.packed("data/measured/cpu/boundaries.jsonl").name
+    'boundaries.jsonl.gz'
+    """
+    plain = Path(_unpacked_name(Path(path)))
+    return plain.with_name(plain.name + ".gz")
+
+
 def _as_paths(paths: Any) -> list[str | os.PathLike[str]]:
     return [paths] if isinstance(paths, str | os.PathLike) else list(paths)
 
 
+def _text_lines(path: Path) -> Iterator[str]:
+    if path.suffix != ".gz":
+        with path.open(encoding="utf-8") as file:
+            yield from file
+        return
+    try:
+        with gzip.open(path, "rt", encoding="utf-8") as file:
+            yield from file
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise RecordError(f"{path.name}: must be a whole gzip file, got {error}") from error
+
+
 def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    with path.open(encoding="utf-8") as file:
-        for number, text in enumerate(file, start=1):
+    with contextlib.closing(_text_lines(path)) as texts:
+        for number, text in enumerate(texts, start=1):
             try:
                 line = json.loads(text)
             except json.JSONDecodeError as error:
@@ -444,7 +500,7 @@ def load_runs(paths: Any) -> dict[str, dict[str, Any]]:
     Parameters
     ----------
     paths : path or iterable of paths
-        Files, or folders that are searched for ``*.jsonl``.
+        Files, or folders that are searched for ``*.jsonl`` and ``*.jsonl.gz``.
 
     Returns
     -------
@@ -465,7 +521,7 @@ def load(paths: Any) -> pd.DataFrame:
     Parameters
     ----------
     paths : path or iterable of paths
-        Files, or folders that are searched for ``*.jsonl``.
+        Files, or folders that are searched for ``*.jsonl`` and ``*.jsonl.gz``.
 
     Returns
     -------
@@ -563,7 +619,7 @@ def compact(path: str | os.PathLike[str]) -> int:
     Parameters
     ----------
     path : path
-        A record file.
+        A record file; a packed one stays packed.
 
     Returns
     -------
@@ -581,18 +637,70 @@ def compact(path: str | os.PathLike[str]) -> int:
         key = _identity({**line, "device": device})
         newest.pop(key, None)
         newest[key] = line
+    kept: list[dict[str, Any]] = []
     written: set[str] = set()
-    with tempfile.NamedTemporaryFile(
-        "w", encoding="utf-8", dir=path.parent, suffix=".part", delete=False
-    ) as file:
-        for cell in newest.values():
-            if cell["run"] not in written:
-                file.write(_to_json(runs[cell["run"]]) + "\n")
-                written.add(cell["run"])
-            file.write(_to_json(cell) + "\n")
-    Path(file.name).chmod(0o644)
-    Path(file.name).replace(path)
+    for cell in newest.values():
+        if cell["run"] not in written:
+            kept.append(runs[cell["run"]])
+            written.add(cell["run"])
+        kept.append(cell)
+    _replace(path, (_to_json(line) + "\n" for line in kept))
     return len(newest)
+
+
+def _replace(path: Path, texts: Iterable[str]) -> None:
+    """Put a file of these lines in the place of another in one step, packed if its name says so."""
+    handle, name = tempfile.mkstemp(dir=path.parent, suffix=".part")
+    part = Path(name)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            if path.suffix == ".gz":
+                # No name and no time: the same lines always give the same bytes.
+                with gzip.GzipFile("", "wb", fileobj=file, mtime=0) as compressed:
+                    compressed.writelines(text.encode() for text in texts)
+            else:
+                file.writelines(text.encode() for text in texts)
+        part.chmod(0o644)
+        part.replace(path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+
+
+def pack(path: str | os.PathLike[str]) -> Path:
+    """Compress a record file, behind what was packed of it before.
+
+    The packed file appears, or takes the old one's place, in one step; then the plain one goes. The
+    same lines give the same bytes on every day (with the same zlib).
+
+    Parameters
+    ----------
+    path : path
+        A record file named ``*.jsonl``.
+
+    Returns
+    -------
+    Path
+        The file named ``*.jsonl.gz``.
+
+    Raises
+    ------
+    ValueError
+        A file of another name.
+    FileNotFoundError
+        No such file.
+    RecordError
+        A line that is not a record, or cut off.
+    """
+    path = Path(path)
+    if not path.name.endswith(PLAIN):
+        raise ValueError(f"path must be a file named *{PLAIN}, got {path.name}")
+    (path,) = _record_files([path])
+    target = packed(path)
+    sources = [target, path] if target.exists() else [path]
+    _replace(target, (_to_json(line) + "\n" for source in sources for _, line in _lines(source)))
+    path.unlink()
+    return target
 
 
 def published_names() -> list[str]:

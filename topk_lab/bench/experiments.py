@@ -111,9 +111,7 @@ def _identity(fields: Mapping[str, Any], variant: str, calls_per_graph: int | No
 def _timed_before(recorder: results.Recorder, experiment: str, target: str) -> set[str]:
     """Identities of what the recorder's file has times of, from these kernels on this device."""
     path = recorder.path(kind="measured", target=target, experiment=experiment)
-    if not path.exists():
-        return set()
-    frame = results.load(path)
+    frame = results.load([file for file in (results.packed(path), path) if file.exists()])
     timed = frame[
         (frame["experiment"] == experiment)
         & (frame["status"] == "ok")
@@ -197,8 +195,8 @@ def run(
     shard : (int, int), default (1, 1)
         (i, n): every n-th cell from the i-th on, 1 <= i <= n.
     resume : bool, default False
-        Leave out cells whose every variant the recorder's file has a time of, from the same kernels
-        on the same device.
+        Leave out cells whose every variant the recorder's file, or what was packed of it, has a
+        time of, from the same kernels on the same device.
     effort : Effort, optional
         How many samples a cell takes; default: the experiment's own.
     track : callable, optional
