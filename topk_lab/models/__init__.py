@@ -5,7 +5,9 @@ beyond that wait for another wave of blocks: so a time grows in steps, or not at
 block's latency is the cost (`topk_lab.models.times`). What that is worth in a served model, and how
 many winners a full stash loses, is arithmetic (`topk_lab.models.arithmetic`). What more threads
 change in the work of a block and of a wave is counted (`topk_lab.models.work`). How many atomics
-meet at one bin, and what the remedies save, is `topk_lab.models.contention`.
+meet at one bin, and what the remedies save, is `topk_lab.models.contention`. How speed-ups spread
+over many cells, and which cells lose, is `topk_lab.models.pairs`; what it costs that one captured
+graph serves every length is `topk_lab.models.graphs`.
 
 Frames in, frames out: nothing here times anything, and only published tables are read.
 """
@@ -19,6 +21,7 @@ from topk_lab.models.arithmetic import (
     recorded_recall,
     step_share,
 )
+from topk_lab.models.bootstrap import geomean
 from topk_lab.models.contention import (
     COUNTED,
     OPAQUE,
@@ -32,7 +35,17 @@ from topk_lab.models.contention import (
     remedies,
     striped_pads,
 )
+from topk_lab.models.graphs import graph_saving, idle_costs, replays, split_map, split_regret
 from topk_lab.models.occupancy import DEVICES, DeviceLimits, Occupancy, resident_blocks
+from topk_lab.models.pairs import (
+    LOSING,
+    agreement,
+    distribution,
+    losing_cells,
+    losses_by_kernels,
+    paired,
+    published_distribution,
+)
 from topk_lab.models.times import (
     FIT_TOLERANCE,
     FLAT_GROWTH,
@@ -49,6 +62,7 @@ __all__ = [
     "DEVICES",
     "FIT_TOLERANCE",
     "FLAT_GROWTH",
+    "LOSING",
     "OPAQUE",
     "THROUGHPUT_ELASTICITY",
     "UNCOUNTED",
@@ -58,20 +72,32 @@ __all__ = [
     "Occupancy",
     "StepShare",
     "ablation_steps",
+    "agreement",
     "bandwidth_share",
     "contention_costs",
+    "distribution",
     "expected_recall",
     "fit_waves",
     "flatness",
+    "geomean",
+    "graph_saving",
     "hot_bin",
     "hot_bin_counts",
+    "idle_costs",
+    "losing_cells",
+    "losses_by_kernels",
+    "paired",
+    "published_distribution",
     "published_recall",
     "published_step_share",
     "published_times",
     "recorded_recall",
     "remedies",
+    "replays",
     "resident_blocks",
     "speedups",
+    "split_map",
+    "split_regret",
     "step_share",
     "striped_pads",
     "work_by_block_size",

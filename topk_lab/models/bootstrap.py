@@ -1,4 +1,4 @@
-"""How sure is a mean of times or of ratios? Every interval of this package is drawn here."""
+"""How sure is a mean of times, or a line through them? Intervals are drawn here."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-__all__ = ["INTERVAL", "drawn_medians", "geomean", "geomean_interval", "interval"]
+__all__ = ["INTERVAL", "drawn_medians", "fit_line", "geomean", "geomean_interval", "interval"]
 
 INTERVAL = (0.025, 0.975)
 
@@ -71,3 +71,21 @@ def geomean_interval(ratios: np.ndarray, rng: np.random.Generator) -> tuple[floa
     """
     chosen = rng.integers(ratios.shape[1], size=ratios.shape)
     return interval(np.exp(np.take_along_axis(np.log(ratios), chosen, axis=1).mean(axis=1)))
+
+
+def fit_line(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Intercept and slope of each line of points, by least squares.
+
+    Parameters
+    ----------
+    x, y : (lines, points) float ndarray
+
+    Returns
+    -------
+    intercept, slope : (lines,) float64 ndarray
+        NaN where all x are equal.
+    """
+    x_mean, y_mean = x.mean(axis=1, keepdims=True), y.mean(axis=1, keepdims=True)
+    spread = ((x - x_mean) ** 2).sum(axis=1)
+    slope = ((x - x_mean) * (y - y_mean)).sum(axis=1) / np.where(spread > 0, spread, np.nan)
+    return y_mean[:, 0] - slope * x_mean[:, 0], slope

@@ -135,7 +135,9 @@ def distribution(
     rows = []
     for key, group in pairs.groupby(list(by), sort=True) if by else [((), pairs)]:
         rng = np.random.default_rng(seed)
-        before, after = (drawn_medians(list(group[f"{side}_samples"]), draws, rng) for side in SIDES)
+        before, after = (
+            drawn_medians(list(group[f"{side}_samples"]), draws, rng) for side in SIDES
+        )
         low, high = geomean_interval(before / after, rng)
         ratios = group["speedup"]
         rows.append(
@@ -239,7 +241,7 @@ def _lengths(cell: dict[str, Any]) -> list[int]:
 
 
 def _kernels(cell: dict[str, Any], variant: str) -> dict[str, Any]:
-    """Which kernels a variant launches on a cell of the matrix, and how many blocks of them work."""
+    """What a variant launches on a cell of the matrix, and how many blocks of it work."""
     policy = schedules.parse_variant(variant).policy
     num_rows, num_cols = int(cell["num_rows"]), int(cell["num_cols"])
     launched = schedules.max_splits(variant, num_rows, num_cols)

@@ -13,7 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from topk_lab.models.bootstrap import drawn_medians, geomean, geomean_interval, interval
+from topk_lab.models.bootstrap import (
+    drawn_medians,
+    fit_line,
+    geomean,
+    geomean_interval,
+    interval,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -148,11 +154,11 @@ def _wave_fit(
     if len(set(waves)) == 1:
         # Any split of the mean into a fixed part and a wave's part fits as well.
         return fit | {"verdict": ONE_WAVE if waves[0] == 1 else SAME_WAVES}
-    fixed, per_wave = _line(waves[None], times[None])
+    fixed, per_wave = fit_line(waves[None], times[None])
     expected = fixed + per_wave * waves
     chosen = rng.integers(len(times), size=(draws, len(times)))
     drawn = np.take_along_axis(drawn_medians(list(cells["samples_us"]), draws, rng), chosen, axis=1)
-    fixed_drawn, per_wave_drawn = _line(waves[chosen], drawn)
+    fixed_drawn, per_wave_drawn = fit_line(waves[chosen], drawn)
     residual = float(np.max(np.abs(times - expected) / times))
     spread = ((times - times.mean()) ** 2).sum()
     fit["fixed_us"], fit["per_wave_us"] = float(fixed[0]), float(per_wave[0])
@@ -163,14 +169,6 @@ def _wave_fit(
         "residual": residual,
         "verdict": FITS if residual <= FIT_TOLERANCE else DOES_NOT_FIT,
     }
-
-
-def _line(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Intercept and slope of each line of points; NaN where all x are equal."""
-    x_mean, y_mean = x.mean(axis=1, keepdims=True), y.mean(axis=1, keepdims=True)
-    spread = ((x - x_mean) ** 2).sum(axis=1)
-    slope = ((x - x_mean) * (y - y_mean)).sum(axis=1) / np.where(spread > 0, spread, np.nan)
-    return y_mean[:, 0] - slope * x_mean[:, 0], slope
 
 
 def flatness(
