@@ -139,6 +139,30 @@ def test_distribution_is_by_any_columns_or_none():
         models.distribution(other)
 
 
+def test_each_value_of_each_axis_is_summed_up_over_all_others():
+    pairs = pairs_of(
+        *both(40, 20),
+        *both(90, 30, logits="masked"),
+        *both(16, 20, context=50_000),
+        *both(20, 4, context=50_000, cache="cold"),
+    )
+    found = models.distribution_by_axis(pairs, ["context", "logits"])
+    place = ["axis", "value", "cache"]
+    assert list(found.columns[:2]) == ["axis", "value"]
+    geomeans = found.set_index(place)["geomean"].round(4).to_dict()
+    assert geomeans == {
+        ("context", 50_000, "cold"): 5,
+        ("context", 50_000, "warm"): 0.8,
+        ("context", 100_000, "warm"): round(6**0.5, 4),
+        ("logits", "dense", "cold"): 5,
+        ("logits", "dense", "warm"): round((2 * 0.8) ** 0.5, 4),
+        ("logits", "masked", "warm"): 3,
+    }
+    assert set(models.distribution_by_axis(pairs)["axis"]) == {
+        *("concurrency", "speculative_tokens", "context", "compression_ratio", "logits")
+    }
+
+
 def test_published_speedups_stand_in_the_same_columns():
     published = models.published_distribution().set_index("cache")
     assert list(published.index) == ["warm", "pressure_256MiB", "gpu_trace"]

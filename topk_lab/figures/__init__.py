@@ -9,6 +9,13 @@ and device.
 
 from topk_lab.figures.contention import ablation_waterfall, ratio_heat_map, slot_map
 from topk_lab.figures.counts import counts_by_threads, recall_by_distribution
+from topk_lab.figures.graphs import (
+    regret_heat_map,
+    replay_timeline,
+    speedup_by_axis,
+    speedup_distributions,
+    split_map,
+)
 from topk_lab.figures.peers import peers_times
 from topk_lab.figures.style import BLUE, FAINT, GREY, INK, MUTED, SKY, VERMILION, with_provenance
 from topk_lab.figures.times import latency_by_rows, speedup_by_length
@@ -31,8 +38,13 @@ __all__ = [
     "peers_times",
     "ratio_heat_map",
     "recall_by_distribution",
+    "regret_heat_map",
+    "replay_timeline",
     "slot_map",
+    "speedup_by_axis",
     "speedup_by_length",
+    "speedup_distributions",
+    "split_map",
     "trace_bins",
     "trace_histograms",
     "trace_table",

@@ -2,9 +2,9 @@
 
 Two prices. The *choice*: another count might have been faster on this length. And *one graph for
 all lengths*: a launch that holds the most splits starts blocks that return at once, and a merge
-that finds nothing to merge. Both are read from records of ``split_policy``, where every count was timed
-on every shape; what replays take on changing lengths is read from those of ``graph_replay``, and
-what a graph saves at all from those of ``graph_calls``.
+that finds nothing to merge. Both are read from records of ``split_policy``, where every count was
+timed on every shape; what replays take on changing lengths is read from those of ``graph_replay``,
+and what a graph saves at all from those of ``graph_calls``.
 """
 
 from __future__ import annotations
@@ -323,9 +323,9 @@ def graph_saving(records: pd.DataFrame, *, draws: int = 2000, seed: int = 0) -> 
     -------
     pandas.DataFrame
         A row for each variant and shape: ``variant``, ``num_rows``, ``num_cols``, ``cache``;
-        ``eager_us``, the time of an eager call (NaN if none was timed); ``kernel_us`` and ``launch_us`` of the
-        fit, each with ``_low`` and ``_high`` in place of ``_us``; ``residual``, the largest
-        relative one; ``points``; ``kind``, ``device``.
+        ``eager_us``, the time of an eager call (NaN if none was timed); ``kernel_us`` and
+        ``launch_us`` of the fit, each with ``_low`` and ``_high`` in place of ``_us``;
+        ``residual``, the largest relative one; ``points``; ``kind``, ``device``.
 
     Raises
     ------

@@ -21,6 +21,7 @@ __all__ = [
     "LOSING",
     "agreement",
     "distribution",
+    "distribution_by_axis",
     "losing_cells",
     "losses_by_kernels",
     "paired",
@@ -34,6 +35,7 @@ PLACE = (
     *("experiment", "kind", "target", "device", "num_rows", "num_cols", "k", "next_n"),
     *("workload", "seed", "mode", "cache", "calls_per_graph"),
 )
+AXES = ("concurrency", "speculative_tokens", "context", "compression_ratio", "logits")
 CASE = ("context", "compression_ratio", "concurrency")
 SIDES = ("baseline", "candidate")
 RAGGED = "ragged"  # of the matrix: sequence b of B is as long as (b + 1) / B of the context
@@ -169,6 +171,45 @@ def _one_of_each(pairs: pd.DataFrame, by: Sequence[str] = ()) -> None:
         found = sorted(set(pairs[name]))
         if len(found) != 1:
             raise ValueError(f"pairs must hold one {name}, got {', '.join(found)}")
+
+
+def distribution_by_axis(
+    pairs: pd.DataFrame,
+    axes: Sequence[str] = AXES,
+    by: Sequence[str] = ("buffer", "cache"),
+    *,
+    draws: int = 500,
+    seed: int = 0,
+) -> pd.DataFrame:
+    """Summarize speed-ups for each value of each axis, over all others.
+
+    Parameters
+    ----------
+    pairs : pandas.DataFrame
+        As for `distribution`.
+    axes : sequence of str
+        Columns of `pairs`; default: the axes of ``vllm_matrix``.
+    by, draws, seed
+        As for `distribution`.
+
+    Returns
+    -------
+    pandas.DataFrame
+        As `distribution` returns it, with ``axis`` and ``value`` before it.
+
+    Raises
+    ------
+    ValueError
+        As `distribution`.
+    """
+    import pandas as pd
+
+    tables = []
+    for axis in axes:
+        found = distribution(pairs, [axis, *by], draws=draws, seed=seed)
+        tables.append(found.rename(columns={axis: "value"}).assign(axis=axis))
+    found = pd.concat([table.astype({"value": object}) for table in tables], ignore_index=True)
+    return found[["axis", "value", *(name for name in found if name not in ("axis", "value"))]]
 
 
 def published_distribution() -> pd.DataFrame:
