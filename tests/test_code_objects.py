@@ -168,6 +168,7 @@ def test_every_planned_kernel_is_in_an_object(name, asked, num_cols):
             # The vLLM lineage merges splits, and transforms pages in a launch of its own.
             merges = int(variant.name != "vllm_generic" or num_cols >= 200_000)
             merges *= int(lineage == "vllm" and (num_cols > 16_384))
+            merges |= int(variant.ablation == "fixed_splits")
             assert sources == [selection] * (1 + merges) + behind, prefix
             for launch in launches:
                 kernel = launch.kernel.removesuffix("_traced")

@@ -132,7 +132,7 @@ def test_host_and_device_agree_on_every_split(amd_target, source):
             (limit, schedules.active_splits(SCHEDULES[schedule], num_rows, length, limit))
         )
     np.testing.assert_array_equal(splits, expected)
-    assert set(splits[:, 1].tolist()) == {1, 2, 3, 4, 8, 10, 16, 32, MOST_FIXED_SPLITS}
+    assert set(splits[:, 1].tolist()) == {1, 2, 3, 4, 8, 10, 16, 31, 32, MOST_FIXED_SPLITS}
 
 
 @pytest.mark.parametrize("source", list(PROBED))

@@ -38,6 +38,14 @@ class VariantInfo:
     tie_breaks: tuple[str, ...] = ("any",)
     orders: tuple[str, ...] = ("any",)
 
+    @property
+    def graph_safe(self) -> bool:
+        """Whether a captured call stays right for all later lengths and contents.
+
+        Every variant that is launched from a plan claims it: a plan depends on shapes alone.
+        """
+        return self.name in schedules.POLICIES
+
 
 VARIANTS = {
     info.name: info
