@@ -339,8 +339,8 @@ def reproduce(out: Path, target: str, keep: bool) -> None:
 def bench(experiment: str, axes: tuple[str, ...], shard: str, resume: bool, out: Path) -> None:
     """Time EXPERIMENT on this machine's GPU: exactness first, then interleaved samples.
 
-    EXPERIMENT is reference_shapes, neg_inf_contention, latency_vs_batch, or host_overhead, which
-    takes no axes.
+    EXPERIMENT is reference_shapes, neg_inf_contention, latency_vs_batch, vllm_matrix,
+    profiled_pairs, graph_calls, graph_replay, split_policy, or host_overhead, which takes no axes.
     """
     from topk_lab import bench as benching
     from topk_lab import verify as verifying
