@@ -436,7 +436,7 @@ def max_splits(variant: str | Variant, num_rows: int, num_cols: int) -> int:
         Second grid dimension, and the splits that the workspace holds; 1 means no merge.
     """
     policy = _policy_of(variant)
-    if isinstance(policy, StashPolicy):
+    if not isinstance(policy, TopKPolicy):
         return 1
     if policy.split_schedule == "generic":
         return GENERIC_SPLITS if num_cols >= GENERIC_SPLIT_COLUMNS else 1
@@ -490,7 +490,7 @@ def active_splits(variant: str | Variant, num_rows: int, row_len: int, split_lim
         columns or more.
     """
     policy = _policy_of(variant)
-    if isinstance(policy, StashPolicy) or policy.split_schedule == "generic":
+    if not isinstance(policy, TopKPolicy) or policy.split_schedule == "generic":
         return split_limit
     wanted = {"k512": _k512_splits, "h200": _h200_splits, "fixed": lambda *_: split_limit}
     chosen = wanted[policy.split_schedule](num_rows, row_len)
