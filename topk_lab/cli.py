@@ -226,6 +226,44 @@ def select(
 
 
 @main.command()
+@click.option("--rows", type=int, help="Query rows.")
+@click.option("--cols", type=int, help="Width of the logits (columns).")
+@click.option("--k", type=int, default=512, show_default=True, help="Indices a row.")
+@click.option("--compress-ratio", type=int, default=4, show_default=True, help="Tokens a column.")
+@click.option("--arch", default="gfx950", show_default=True)
+@click.option("--phase", default="decode", show_default=True, help="prefill or decode.")
+@click.option("--max-model-len", type=int, help="Tokens. Default: what fills the width.")
+@click.option("--max-seq-len", type=int, help="Tokens. Default: what fills the width.")
+@click.option("--full-graph", is_flag=True, help="The call is captured in a FULL graph.")
+@click.option("--no-aiter", is_flag=True, help="AITER can't be imported.")
+@click.option("--policy", default="merged", show_default=True, help="merged or live_length.")
+@click.option("--table", is_flag=True, help="Print the rules of --policy and its truth table.")
+def dispatch(
+    rows: int | None,
+    cols: int | None,
+    k: int,
+    no_aiter: bool,
+    policy: str,
+    table: bool,
+    **asked: Any,
+) -> None:
+    """Say which kernel vLLM on ROCm chooses for a call, and which variant here stands for it."""
+    from topk_lab import gate
+
+    if table:
+        truth = gate.truth_table(policy, collapse=True)
+        for rule in gate.POLICIES[policy]:
+            phases = " and ".join(rule.phases)
+            click.echo(f"{rule.number}  {phases:18}  {rule.condition}: {rule.kernel}")
+        click.echo("")
+        click.echo(truth.drop(columns="policy").to_string(index=False))
+        return
+    if rows is None or cols is None:
+        raise ValueError("--rows and --cols must be given, or --table")
+    click.echo(str(gate.dispatch(rows, cols, k, aiter=not no_aiter, policy=policy, **asked)))
+
+
+@main.command()
 @click.option("--variant", default="vllm_k512", show_default=True)
 @click.option("--target", default="numba", show_default=True, help="Comma-separated.")
 @click.option("--cases", "names", default="all", show_default=True, help="Comma-separated lists.")
