@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from topk_lab import results
+from topk_lab.models.bootstrap import drawn_medians, geomean_interval
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -173,20 +174,16 @@ def geomeans(
     rows = []
     for (variant, cache), group in ratios.groupby(["variant", "cache"]):
         values = group[column].to_numpy()
-        drawn = np.empty((draws, len(group)))
-        for position, samples in enumerate(map(np.asarray, group["samples_us"])):
-            medians = np.median(rng.choice(samples, (draws, len(samples))), axis=1)
-            drawn[:, position] = values[position] * medians / np.median(samples)
-        shapes = rng.integers(len(group), size=drawn.shape)
-        means = np.exp(np.log(np.take_along_axis(drawn, shapes, axis=1)).mean(axis=1))
-        low, high = np.quantile(means, (0.025, 0.975))
+        medians = np.array([np.median(samples) for samples in group["samples_us"]])
+        drawn = values * drawn_medians(group["samples_us"], draws, rng) / medians
+        low, high = geomean_interval(drawn, rng)
         rows.append(
             {
                 "variant": variant,
                 "cache": cache,
                 "geomean": float(np.exp(np.log(values).mean())),
-                "low": float(low),
-                "high": float(high),
+                "low": low,
+                "high": high,
                 "best": values.min(),
                 "worst": values.max(),
                 "shapes": len(group),

@@ -5,7 +5,8 @@ beyond that wait for another wave of blocks: so a time grows in steps, or not at
 block's latency is the cost (`topk_lab.models.times`). What that is worth in a served model, and how
 many winners a full stash loses, is arithmetic (`topk_lab.models.arithmetic`). What more threads
 change in the work of a block and of a wave is counted (`topk_lab.models.work`). How many atomics
-meet at one bin, and what the remedies save, is `topk_lab.models.contention`.
+meet at one bin, and what the remedies save, is `topk_lab.models.contention`. Intervals, here and in
+`topk_lab.bench`, are those of `topk_lab.models.bootstrap`.
 
 Frames in, frames out: nothing here times anything, and only published tables are read.
 """

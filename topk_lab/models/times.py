@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from topk_lab.models.bootstrap import drawn_medians, geomean_interval, interval
+
 if TYPE_CHECKING:
     import pandas as pd
 
@@ -55,7 +57,6 @@ SAME_WAVES = "not identifiable: all rows take as many waves"
 GROUP = ["kind", "device", "variant", "k", "num_cols", "cache"]
 READ_PREFIX = "read_"
 RESIDENT, UNITS = "resident_blocks", "units"
-INTERVAL = (0.025, 0.975)
 
 
 def _timed(frame: pd.DataFrame, *, sweep_only: bool = True) -> pd.DataFrame:
@@ -75,22 +76,6 @@ def _groups(cells: pd.DataFrame, names: Sequence[str]) -> Iterator[tuple[dict, p
     for key, group in cells.groupby(list(names), dropna=False, sort=True):
         last = group.drop_duplicates("num_rows", keep="last").sort_values("num_rows")
         yield dict(zip(names, key, strict=True)), last
-
-
-def _drawn_medians(cells: pd.DataFrame, draws: int, rng: np.random.Generator) -> np.ndarray:
-    """Medians of resampled times: (draws, len(cells)) float64."""
-    drawn = np.empty((draws, len(cells)))
-    for position, samples in enumerate(map(np.asarray, cells["samples_us"])):
-        drawn[:, position] = np.median(rng.choice(samples, (draws, len(samples))), axis=1)
-    return drawn
-
-
-def _interval(values: np.ndarray) -> tuple[float, float]:
-    kept = values[np.isfinite(values)]
-    if not len(kept):
-        return float("nan"), float("nan")
-    low, high = np.quantile(kept, INTERVAL)
-    return float(low), float(high)
 
 
 def fit_waves(
@@ -166,13 +151,13 @@ def _wave_fit(
     fixed, per_wave = _line(waves[None], times[None])
     expected = fixed + per_wave * waves
     chosen = rng.integers(len(times), size=(draws, len(times)))
-    drawn = np.take_along_axis(_drawn_medians(cells, draws, rng), chosen, axis=1)
+    drawn = np.take_along_axis(drawn_medians(cells["samples_us"], draws, rng), chosen, axis=1)
     fixed_drawn, per_wave_drawn = _line(waves[chosen], drawn)
     residual = float(np.max(np.abs(times - expected) / times))
     spread = ((times - times.mean()) ** 2).sum()
     fit["fixed_us"], fit["per_wave_us"] = float(fixed[0]), float(per_wave[0])
-    fit["fixed_low"], fit["fixed_high"] = _interval(fixed_drawn)
-    fit["per_wave_low"], fit["per_wave_high"] = _interval(per_wave_drawn)
+    fit["fixed_low"], fit["fixed_high"] = interval(fixed_drawn)
+    fit["per_wave_low"], fit["per_wave_high"] = interval(per_wave_drawn)
     return fit | {
         "r2": float(1 - ((times - expected) ** 2).sum() / spread) if spread else float("nan"),
         "residual": residual,
@@ -234,12 +219,12 @@ def flatness(
     rows = []
     for key, group in _groups(cells, GROUP):
         times = group["median_us"].to_numpy(float)
-        drawn = _drawn_medians(group, draws, np.random.default_rng(seed))
+        drawn = drawn_medians(group["samples_us"], draws, np.random.default_rng(seed))
         num_rows = group["num_rows"].to_numpy()
         whole = num_rows[0] == least and num_rows[-1] == most
         growths = drawn[:, -1] / drawn[:, 0] if whole else np.empty(0)
-        growth_low, growth_high = _interval(growths)
-        spread_low, spread_high = _interval(drawn.max(axis=1) / drawn.min(axis=1))
+        growth_low, growth_high = interval(growths)
+        spread_low, spread_high = interval(drawn.max(axis=1) / drawn.min(axis=1))
         rows.append(
             key
             | {
@@ -329,12 +314,10 @@ def speedups(
         ratios = (group["median_us_baseline"] / group["median_us_candidate"]).to_numpy(float)
         rng = np.random.default_rng(seed)
         sides = [
-            _drawn_medians(group.rename(columns={f"samples_us_{side}": "samples_us"}), draws, rng)
+            drawn_medians(group[f"samples_us_{side}"], draws, rng)
             for side in ("baseline", "candidate")
         ]
-        chosen = rng.integers(len(ratios), size=sides[0].shape)
-        drawn = np.take_along_axis(np.log(sides[0] / sides[1]), chosen, axis=1)
-        low, high = _interval(np.exp(drawn.mean(axis=1)))
+        low, high = geomean_interval(sides[0] / sides[1], rng)
         rows.append(
             key
             | {
