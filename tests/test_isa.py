@@ -25,6 +25,7 @@ READS_OF = {
     "vllm_remedies": REPLAYED_READS,
     "sglang": REPLAYED_READS,
     "sglang_ablations": REPLAYED_READS,
+    "aiter": REPLAYED_READS,
     "paging": 0,
 }
 
