@@ -614,18 +614,18 @@ AITER_CHANGES = {
     "ties-of-a-tile-forgotten": ("one_block_collect", "ties += scan.total >> 16;", "ties += 0;"),
     "last-wanted-tie-lost-in-order": (
         "one_block_collect",
-        "(is_tie && ties_before < cutoff.remaining_k)",
-        "(is_tie && ties_before < cutoff.remaining_k - 1)",
+        "(fates[i] == a_tie && ties_before < cutoff.remaining_k)",
+        "(fates[i] == a_tie && ties_before < cutoff.remaining_k - 1)",
     ),
     "more-ties-than-wanted-in-order": (
         "one_block_collect",
-        "(is_tie && ties_before < cutoff.remaining_k)",
-        "(is_tie && ties_before <= cutoff.remaining_k)",
+        "(fates[i] == a_tie && ties_before < cutoff.remaining_k)",
+        "(fates[i] == a_tie && ties_before <= cutoff.remaining_k)",
     ),
     "walk-ends-a-tile-early": (
         "one_block_collect",
-        "filled < cutoff.k;",
-        "filled < cutoff.k - 1;",
+        "winners + wanted(ties) < cutoff.k;",
+        "winners + wanted(ties) < cutoff.k - 1;",
     ),
     "one-scan-without-a-barrier": ("one_block_collect", "turn ^= 1;", "turn ^= 0;"),
     "first-quad-taken-for-whole": (

@@ -1,6 +1,6 @@
 // Instantiates the kernels of one policy, each with its traced twin: select and merge of the vLLM
-// lineage, select alone of the others, of the AITER lineage one of either emission. The includer brings
-// the bodies.
+// lineage, select alone of the SGLang lineage, and of the AITER lineage one select of either emission.
+// The includer brings the bodies.
 #pragma once
 #include <topk_lab/params.hpp>
 #include <topk_lab/platform.hpp>

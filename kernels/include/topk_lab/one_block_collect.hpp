@@ -27,32 +27,43 @@ __device__ __forceinline__ void collect_by_arrival(OneBlockStorage<Policy>& lds,
   });
 }
 
+// What becomes of a logit, as a sum counts it: winners in the lower half, ties in the upper.
+inline constexpr uint32_t a_winner = 1u;
+inline constexpr uint32_t a_tie = 1u << 16;
+
+__device__ __forceinline__ uint32_t fate_in_row_order(uint32_t bits, const KeyCutoff& cutoff) {
+  const uint32_t known = ranked_key<Emission::row_order>(bits) & cutoff.fixed;
+  return known < cutoff.prefix ? a_winner : known == cutoff.prefix ? a_tie : 0u;
+}
+
 // Before (barrier passed): the cutoff is found. After: write(slot, position) was called once for each
 // of k slots, with positions that rise with the slots, the lowest of equal logits among them. Returns
 // how many slots were filled.
 //
 // The row is walked tile by tile, four neighbouring logits a thread. Invariant: `winners` and `ties` are
-// those of all earlier tiles, and the slots below winners + min(ties, remaining_k) are filled. A
-// packed prefix sum places those of a tile: up to 4 * block_size of either fit 16 bits.
+// those of all earlier tiles, and the slots below winners + min(ties, remaining_k) are filled. One
+// prefix sum places both those of a tile: at most 4 * block_size, they fit 16 bits.
 template <OneBlockPolicy Policy, class Write>
 __device__ __forceinline__ int32_t collect_in_row_order(OneBlockStorage<Policy>& lds,
                                                         const RowSlice& slice,
                                                         const KeyCutoff& cutoff, Write write) {
   static_assert(4 * Policy.block_size < 1 << 15);
   const QuadsInOrder quads(slice);
-  const uint32_t thread = threadIdx.x;
+  const auto wanted = [&](int32_t met) {
+    return met < cutoff.remaining_k ? met : cutoff.remaining_k;
+  };
   float4 arriving[loads_ahead];
 #pragma unroll
   for (int ahead = 0; ahead < loads_ahead; ++ahead) {
-    arriving[ahead] = quads.load(thread + static_cast<uint32_t>(ahead * Policy.block_size));
+    arriving[ahead] = quads.load(threadIdx.x + static_cast<uint32_t>(ahead * Policy.block_size));
   }
   int32_t winners = 0;
   int32_t ties = 0;
-  int32_t filled = 0;
   int turn = 0;
 #pragma unroll 1
-  for (uint32_t tile = 0; tile < quads.count && filled < cutoff.k; tile += Policy.block_size) {
-    const uint32_t quad = tile + thread;
+  for (uint32_t tile = 0; tile < quads.count && winners + wanted(ties) < cutoff.k;
+       tile += Policy.block_size) {
+    const uint32_t quad = tile + threadIdx.x;
     const float4 four = arriving[0];
 #pragma unroll
     for (int ahead = 1; ahead < loads_ahead; ++ahead) arriving[ahead - 1] = arriving[ahead];
@@ -61,14 +72,13 @@ __device__ __forceinline__ int32_t collect_in_row_order(OneBlockStorage<Policy>&
 
     const float logits[4] = {four.x, four.y, four.z, four.w};
     const uint32_t first = quads.position(quad);
-    uint32_t fates[4];  // as they add up: a winner in the lower half, a tie in the upper
+    uint32_t fates[4];
     uint32_t own = 0;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const uint32_t bits = canonical_bits<LogitSource::row>(logits[i]);
-      const uint32_t known = ranked_key<Emission::row_order>(bits) & cutoff.fixed;
       const bool live = first + i < static_cast<uint32_t>(slice.length);
-      fates[i] = !live || known > cutoff.prefix ? 0u : known < cutoff.prefix ? 1u : 1u << 16;
+      const uint32_t bits = canonical_bits<LogitSource::row>(logits[i]);
+      fates[i] = live ? fate_in_row_order(bits, cutoff) : 0u;
       own += fates[i];
     }
     const ScanResult scan = block_exclusive_sum(lds.scans[turn], static_cast<int32_t>(own));
@@ -77,20 +87,16 @@ __device__ __forceinline__ int32_t collect_in_row_order(OneBlockStorage<Policy>&
     int32_t ties_before = ties + (scan.exclusive >> 16);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const int32_t wanted_ties =
-          ties_before < cutoff.remaining_k ? ties_before : cutoff.remaining_k;
-      const bool is_tie = fates[i] > 1u;
-      if (fates[i] == 1u || (is_tie && ties_before < cutoff.remaining_k)) {
-        write(winners_before + wanted_ties, static_cast<int32_t>(first + i));
+      if (fates[i] == a_winner || (fates[i] == a_tie && ties_before < cutoff.remaining_k)) {
+        write(winners_before + wanted(ties_before), static_cast<int32_t>(first + i));
       }
-      winners_before += fates[i] == 1u ? 1 : 0;
-      ties_before += is_tie ? 1 : 0;
+      winners_before += fates[i] == a_winner ? 1 : 0;
+      ties_before += fates[i] == a_tie ? 1 : 0;
     }
     winners += scan.total & 0xffff;
     ties += scan.total >> 16;
-    filled = winners + (ties < cutoff.remaining_k ? ties : cutoff.remaining_k);
   }
-  return filled;
+  return winners + wanted(ties);
 }
 
 }  // namespace topk_lab
