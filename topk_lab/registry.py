@@ -89,6 +89,14 @@ VARIANTS = {
                 ("sglang_block1024", "SGLang #36004, made exact: one block of 1024 threads a row"),
             )
         ),
+        VariantInfo(
+            "aiter_one_block",
+            "AITER decode: one block of 1024 threads a row, 12 bits a pass, any k",
+            ("numba", *EMULATED_TARGETS, *DEVICE_TARGETS),
+            None,
+            ("any", "lowest"),
+            ("any", "index"),
+        ),
         VariantInfo("torch", "baseline: torch.topk over order keys", ("torch",), None),
     )
 }

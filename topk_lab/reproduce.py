@@ -48,6 +48,17 @@ PROGRAMME = (
             ("page_tables", None),
         )
     ),
+    *(
+        (experiment, "aiter_one_block", seed)
+        for experiment, seed in (
+            ("workloads", None),
+            ("workloads", 1),
+            ("stable_answers", None),
+            ("stable_answers", 1),
+            ("pass_by_pass", None),
+            ("page_tables", None),
+        )
+    ),
     ("page_tables", "vllm_k512", None),
     ("page_tables", "vllm_generic", None),
     *(("graph_replays", variant, None) for variant in schedules.POLICIES),

@@ -348,6 +348,7 @@ def run(
     row_starts: np.ndarray | None = None,
     seq_lens: np.ndarray | None = None,
     next_n: int = 1,
+    tie_break: str = "any",
     order: str = "any",
     page_table: np.ndarray | None = None,
     page_size: int | None = None,
@@ -373,7 +374,7 @@ def run(
     row_ends, row_starts : (num_rows,) int32 array, optional
     seq_lens : (batch,) or (batch, next_n) int32 array, optional
     next_n : int, default 1
-    order : str, default "any"
+    tie_break, order : str, default "any"
         As in `topk_lab.topk`.
     page_table : (num_rows, pages) or (batch, pages) int32 array, optional
     page_size : int, optional
@@ -407,7 +408,7 @@ def run(
     topk_lab.driver.DriverError
         The device can't be used, or refused.
     """
-    info = registry.resolve(variant, order=order)
+    info = registry.resolve(variant, tie_break=tie_break, order=order)
     _check_logits(logits)
     k = positive_int("k", k, INT32_MAX)
     if seed is not None:
@@ -433,7 +434,9 @@ def run(
             f"target must be one of {', '.join(info.targets)} for {info.name}, got {target!r}"
         )
     if target in ("numba", "torch"):
-        outcome = _run_twin(variant, logits, k, starts, ends, order, values, traced, study)
+        outcome = _run_twin(
+            variant, logits, k, starts, ends, tie_break, order, values, traced, study
+        )
         if paging is None:
             return outcome
         from topk_lab.reference import paging as paging_twin
@@ -453,6 +456,7 @@ def run(
         values_stride=k if values else None,
         next_n=lengths_next_n,
         has_row_starts=row_starts is not None,
+        tie_break=tie_break,
         order=order,
         paging=paging,
     )
@@ -579,6 +583,7 @@ def _run_twin(
     k: int,
     starts: np.ndarray,
     ends: np.ndarray,
+    tie_break: str,
     order: str,
     values: bool,
     traced: bool,
@@ -603,7 +608,16 @@ def _run_twin(
 
         chosen_variant = schedules.parse_variant(variant)
         chosen_variant.refuse_unsound(study)
-        selection = twins.select(chosen_variant, logits, k, starts, ends, order=order, trace=traced)
+        selection = twins.select(
+            chosen_variant,
+            logits,
+            k,
+            starts,
+            ends,
+            tie_break=tie_break,
+            order=order,
+            trace=traced,
+        )
         indices, chosen, steps = selection.indices, selection.values, selection.trace
         if selection.split_indices.size:
             splits = _written_splits(selection.split_indices)

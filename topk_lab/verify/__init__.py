@@ -22,6 +22,7 @@ EXPERIMENTS: dict[str, Callable[[str, str, int | None], Iterator[Check]]] = {
         for list_name in cases.LISTS
     },
     "workloads": lists.workload_checks,
+    "stable_answers": lists.stable_checks,
     "pass_by_pass": lists.trace_checks,
     "neg_inf_rule": contention.neg_inf_checks,
     "neg_inf_atomics": contention.atomics_checks,
