@@ -553,7 +553,7 @@ def test_shards_share_the_cells_out(record):
 def test_an_experiment_that_is_not_there_is_refused(tmp_path):
     with pytest.raises(
         ValueError,
-        match="one of reference_shapes, neg_inf_contention, latency_vs_batch, .*, got 'nosuch'",
+        match=r"one of reference_shapes, neg_inf_contention, latency_vs_batch, .*, got 'nosuch'",
     ):
         run("nosuch", results.Recorder(tmp_path, run_on()))
 

@@ -8,12 +8,12 @@ from click.testing import CliRunner
 from topk_lab import code_objects, plans, registry, toolchain
 from topk_lab.cli import main
 from topk_lab.models import resident_blocks
-from topk_lab.schedules import ABLATIONS, POLICIES, StashPolicy, Variant
+from topk_lab.schedules import ABLATIONS, POLICIES, OneBlockPolicy, StashPolicy, Variant
 from topk_lab.targets import AMD_TARGETS
 
 SOURCES = (
     *("vllm", "vllm_ablations", "vllm_remedies", "vllm_splits"),
-    *("sglang", "sglang_ablations", "paging"),
+    *("sglang", "sglang_ablations", "aiter", "paging"),
 )
 # Departures in which this package's own fields differ stand in a source of their own.
 REMEDIES = ("equal_shortcut", "increments")
@@ -32,6 +32,9 @@ def bounds_of(prefix, policy):
     """Threads of each kernel of a policy, and the most dynamic LDS that it is launched with."""
     if isinstance(policy, StashPolicy):
         return {f"{prefix}_select": (policy.block_size, policy.stash_kib * 1024)}
+    if isinstance(policy, OneBlockPolicy):
+        names = (f"{prefix}_select", f"{prefix}_stable_select")
+        return dict.fromkeys(names, (policy.block_size, 0))
     dynamic = 8 * policy.max_k  # a position and a logit for each of the k
     return {
         f"{prefix}_select": (policy.block_size, dynamic),
@@ -40,6 +43,8 @@ def bounds_of(prefix, policy):
 
 
 def source_of(variant):
+    if isinstance(variant.policy, OneBlockPolicy):
+        return "aiter"
     suffix = "_remedies" if set(variant.changes) & set(REMEDIES) else "_ablations"
     suffix = "_splits" if "splits" in variant.changes else suffix
     return variant.name.partition("_")[0] + (suffix if variant.ablation else "")
@@ -135,6 +140,16 @@ def test_stashes_that_fit_on_a_compute_unit(name, target, blocks, limit):
     assert (held.blocks_per_unit, held.limit) == (blocks, limit)
 
 
+@pytest.mark.parametrize("target", AMD_TARGETS)
+def test_one_block_a_row_fits_twice_on_a_compute_unit(target):
+    kernels = code_objects.find("aiter", target).kernels
+    for prefix, variant in variants("aiter_one_block"):
+        for name in bounds_of(prefix, variant.policy):
+            assert kernels[name]["lds"] <= LDS_BYTES // 2
+            held = resident_blocks(kernels[name], variant.policy.block_size, 0, target)
+            assert (held.blocks_per_unit, held.limit) == (2, "threads")
+
+
 PAGING = plans.Paging(table_stride=4097, slots_stride=512, bits=6)
 # What is asked for -> fields of a shape.
 ASKED = {
@@ -142,6 +157,7 @@ ASKED = {
     "indices-and-slots": {"indices_stride": 512, "values_stride": 512, "paging": PAGING},
     "slots-alone": {"indices_stride": None, "paging": PAGING},
     "rising-indices": {"indices_stride": 512, "order": "index"},
+    "lowest-of-equal-ones": {"indices_stride": 512, "tie_break": "lowest"},
     "rising-slots": {"indices_stride": None, "paging": PAGING, "order": "index"},
 }
 
@@ -154,6 +170,7 @@ ASKED = {
         for name in POLICIES
         for asked in ASKED
         if ASKED[asked].get("order", "any") in registry.VARIANTS[name].orders
+        and ASKED[asked].get("tie_break", "any") in registry.VARIANTS[name].tie_breaks
     ],
 )
 def test_every_planned_kernel_is_in_an_object(name, asked, num_cols):
@@ -168,6 +185,7 @@ def test_every_planned_kernel_is_in_an_object(name, asked, num_cols):
             # The vLLM lineage merges splits, and transforms pages in a launch of its own.
             merges = int(variant.name != "vllm_generic" or num_cols >= 200_000)
             merges *= int(lineage == "vllm" and (num_cols > 16_384))
+            merges |= int(variant.ablation == "fixed_splits")
             assert sources == [selection] * (1 + merges) + behind, prefix
             for launch in launches:
                 kernel = launch.kernel.removesuffix("_traced")
@@ -218,7 +236,7 @@ def test_a_damaged_manifest_is_refused(copied_code):
 
 def test_an_object_that_was_never_compiled_is_listed_against_those_that_were():
     with pytest.raises(
-        code_objects.CodeObjectError, match=r"^no code object vllm\.gfx1100; compiled are paging\."
+        code_objects.CodeObjectError, match=r"^no code object vllm\.gfx1100; compiled are aiter\."
     ) as refusal:
         code_objects.find("vllm", "gfx1100")
     listed = str(refusal.value).partition("compiled are ")[2].partition(";")[0].split(", ")

@@ -14,6 +14,7 @@ import pytest
 from topk_lab import code_objects, driver, plans, workloads
 from topk_lab.contract import UNWRITTEN, assert_exact
 from topk_lab.driver import runtime
+from topk_lab.reference import exact
 from topk_lab.targets import AMD_TARGETS
 
 _SPEC = importlib.util.spec_from_file_location(
@@ -120,6 +121,8 @@ def changed(plan, **fields):
         ("sglang_block512", "near_equal", 12_000, (12_000, 5121, 5120, 513, 100, 0)),
         ("sglang_block1024", "constant", 6000, (6000, 5121, 5120, 512)),
         ("sglang_block1024", "nan", 2000, (2000, 700, 3)),
+        ("aiter_one_block", "near_equal", 12_000, (12_000, 5121, 513, 512, 100, 0)),
+        ("aiter_one_block", "constant", 6001, (6001, 513, 512)),
     ],
 )
 def test_plans_run_exactly_through_the_driver(hip, arch, variant, workload, num_cols, lengths):
@@ -568,7 +571,9 @@ def operator(request, hip, monkeypatch):
     library._destroy()
 
 
-@pytest.mark.parametrize("variant", ["vllm_k512", "vllm_generic", "sglang_block1024"])
+@pytest.mark.parametrize(
+    "variant", ["vllm_k512", "vllm_generic", "sglang_block1024", "aiter_one_block"]
+)
 @pytest.mark.parametrize("name", ["normal", "masked_prefix", "same_leading_bits", "nan"])
 def test_topk_reaches_the_oracle_through_the_hip_driver(hip, operator, variant, name):
     import torch
@@ -647,6 +652,7 @@ def slots_due(indices, table, page_size):
 PAGED_KERNELS = {
     "vllm_k512": ["vllm_k512_select", "vllm_k512_merge", "page_transform"],
     "sglang_block1024": ["sglang_block1024_select"],
+    "aiter_one_block": ["aiter_one_block_select"],
 }
 
 
@@ -722,6 +728,29 @@ def test_a_repeated_topk_paged_reads_what_memory_holds_now(hip, operator):
     assert len(hip.launches) == 3
 
 
+def test_a_stable_answer_through_the_hip_driver(hip, operator):
+    import torch
+
+    import topk_lab
+
+    logits = torch.from_numpy(workloads.make("few_values", 2, 6001))
+    row_ends = torch.tensor([6001, 700], dtype=torch.int32)
+    table = page_tables(2, 94)
+    due = torch.from_numpy(exact.select(logits, 512, ends=row_ends.numpy())[0])
+    kernels = set()
+    for promises in ({"tie_break": "lowest"}, {"order": "index"}):
+        out, raw_out = (torch.full((2, 512), UNWRITTEN, dtype=torch.int32) for _ in range(2))
+        shared(hip, logits=logits, row_ends=row_ends, page_table=table, slots=out, indices=raw_out)
+        topk_lab.topk_paged(
+            logits, 512, table, 64, row_ends=row_ends, variant="aiter_one_block", out=out,
+            raw_out=raw_out, **promises,
+        )  # fmt: skip
+        assert torch.equal(raw_out, due)
+        np.testing.assert_array_equal(out.numpy(), slots_due(due, table, 64))
+        kernels |= {launched.kernel for launched in hip.launches}
+    assert kernels == {"aiter_one_block_stable_select"}
+
+
 def test_another_table_or_page_size_is_another_call(hip, operator):
     import torch
 
@@ -750,6 +779,8 @@ def test_another_table_or_page_size_is_another_call(hip, operator):
         ("sglang_block1024", 1024),
         ("vllm_k512", 512),
         ("vllm_generic", 2048),
+        ("aiter_one_block", 512),
+        ("aiter_one_block", 2499),
     ],
 )
 def test_g4_kernels_write_every_slot_whatever_k_and_block(hip, operator, variant, k):
@@ -772,7 +803,9 @@ def test_g4_kernels_write_every_slot_whatever_k_and_block(hip, operator, variant
     np.testing.assert_array_equal(out.numpy(), slots_due(raw_out, table, 64))
 
 
-@pytest.mark.parametrize("variant", ["sglang_block512", "sglang_block1024", "vllm_k512"])
+@pytest.mark.parametrize(
+    "variant", ["sglang_block512", "sglang_block1024", "vllm_k512", "aiter_one_block"]
+)
 def test_g1_kernels_do_not_take_padding_for_a_position(hip, operator, variant):
     import torch
 

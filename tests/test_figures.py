@@ -170,6 +170,26 @@ def test_trace_marks_the_threshold_bin_of_each_step(masked_trace):
     assert np.all(rejected.get_data().values == 0.5)
 
 
+@pytest.mark.parametrize(
+    ("variant", "titles"),
+    [
+        ("aiter_one_block", ["bits 31-20", "bits 19-8", "bits 7-0"]),
+        ("aiter_one_block[digit_bits=11]", ["bits 31-21", "bits 20-10", "bits 9-0"]),
+    ],
+)
+def test_trace_of_one_block_a_row_names_the_bits_of_its_passes(variant, titles):
+    row = np.ones(1000, np.float32)
+    row[:3] = 2.0
+    ties = figures.trace_histograms(figures.trace_bins(trace(row, 100, variant=variant)))
+    assert [ax.get_title("left") for ax in ties] == [
+        f"pass {number}: float key, {bits}" for number, bits in enumerate(titles)
+    ]
+    said = [ax.get_title("right").partition(": ")[2] for ax in ties]
+    assert said == [f"3 above, 997 in it, {word}" for word in ("too many",) * 2 + ("equal logits",)]
+    (wanted,) = figures.trace_histograms(figures.trace_bins(trace(row, 3, variant=variant)))
+    assert wanted.get_title("right").endswith(": 0 above, 3 in it, all wanted")
+
+
 def test_trace_draws_one_block_at_a_time():
     row = np.random.default_rng(0).standard_normal(20000).astype(np.float32)
     bins = figures.trace_bins(trace(row, 512, variant="vllm_k512"))

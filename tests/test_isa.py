@@ -26,6 +26,7 @@ READS_OF = {
     "vllm_splits": REPLAYED_READS,
     "sglang": REPLAYED_READS,
     "sglang_ablations": REPLAYED_READS,
+    "aiter": REPLAYED_READS,
     "paging": 0,
 }
 

@@ -35,7 +35,7 @@ SCHEDULES = (
 )
 SOURCES = (
     *("vllm", "vllm_ablations", "vllm_remedies", "vllm_splits"),
-    *("sglang", "sglang_ablations", "paging"),
+    *("sglang", "sglang_ablations", "aiter", "paging"),
 )
 
 
@@ -67,6 +67,9 @@ STASHES_PROBED = {
     "sglang": [POLICIES["sglang_block512"], POLICIES["sglang_block1024"]],
     "sglang_ablations": ablations("sglang_block1024") + ablations("sglang_block512"),
 }
+
+
+ONE_BLOCKS_PROBED = [POLICIES["aiter_one_block"], *ablations("aiter_one_block")]
 
 
 class ProbeParams(ctypes.Structure):
@@ -132,7 +135,7 @@ def test_host_and_device_agree_on_every_split(amd_target, source):
             (limit, schedules.active_splits(SCHEDULES[schedule], num_rows, length, limit))
         )
     np.testing.assert_array_equal(splits, expected)
-    assert set(splits[:, 1].tolist()) == {1, 2, 3, 4, 8, 10, 16, 32, MOST_FIXED_SPLITS}
+    assert set(splits[:, 1].tolist()) == {1, 2, 3, 4, 8, 10, 16, 31, 32, MOST_FIXED_SPLITS}
 
 
 @pytest.mark.parametrize("source", list(PROBED))
@@ -168,6 +171,15 @@ def test_host_and_device_agree_on_every_stash_policy(amd_target, source):
         for policy in policies
     ]
     np.testing.assert_array_equal(fields, [*expected, (UNWRITTEN,) * 4])
+    assert (splits == UNWRITTEN).all()  # a row of this lineage is never split
+
+
+def test_host_and_device_agree_on_every_one_block_policy(amd_target):
+    policies = ONE_BLOCKS_PROBED
+    queries = bound_queries()[:1]
+    splits, fields = probe("aiter", amd_target, queries, len(policies) + 1, num_fields=2)
+    expected = [(policy.block_size, policy.digit_bits) for policy in policies]
+    np.testing.assert_array_equal(fields, [*expected, (UNWRITTEN,) * 2])
     assert (splits == UNWRITTEN).all()  # a row of this lineage is never split
 
 
@@ -229,6 +241,11 @@ def sglang_checks(seed):
         yield from verify.checks("pass_by_pass", variant, TARGET, seed)
 
 
+def aiter_checks(seed):
+    for experiment in ("pass_by_pass", "page_tables", "workloads", "stable_answers"):
+        yield from verify.checks(experiment, "aiter_one_block", TARGET, seed)
+
+
 def paging_checks(seed):
     yield from verify.checks("page_tables", "vllm_k512", TARGET, seed)
 
@@ -245,6 +262,7 @@ LINEAGES = {
     "vllm": Lineage(vllm_checks),
     "vllm_remedies": Lineage(remedy_checks),
     "sglang": Lineage(sglang_checks),
+    "aiter": Lineage(aiter_checks),
     "paging": Lineage(paging_checks, ("vllm",)),
 }
 SEEDS = (None, 3)
@@ -502,6 +520,142 @@ SGLANG_CHANGES = {
     "a-column-past-the-end": ("stash_kernels", "i < slice.length ? i", "i <= slice.length ? i"),
 }
 
+AITER_CHANGES = {
+    # Shared with the other lineages.
+    "row-0-only": VLLM_CHANGES["row-0-only"],
+    "tail-lost": VLLM_CHANGES["tail-lost"],
+    "values-of-another-position": SGLANG_CHANGES["values-of-another-position"],
+    "slots-of-another-position": SGLANG_CHANGES["slots-of-another-position"],
+    # Keys and digits.
+    "zeros-told-apart": ("order_key", "bits == 0x80000000u ? 0u : bits", "bits"),
+    "zeros-alike-by-arrival-alone": (
+        "one_block_storage",
+        "Kind == Emission::row_order ?",
+        "Kind == Emission::arrival ?",
+    ),
+    "digits-short-of-a-bit": (
+        "one_block_storage",
+        "(1u << (upper - shift)) - 1u",
+        "(1u << (upper - shift)) - 2u",
+    ),
+    "last-digit-of-full-width": (
+        "one_block_storage",
+        "upper > Policy.digit_bits ? upper - Policy.digit_bits : 0",
+        "upper > Policy.digit_bits ? upper - Policy.digit_bits : 1",
+    ),
+    # Cutoff.
+    "what-is-above-still-missing": (
+        "one_block_storage",
+        "cutoff.remaining_k -= above;",
+        "cutoff.remaining_k -= 0 * above;",
+    ),
+    "prefix-forgotten": ("one_block_storage", "cutoff.prefix |=", "cutoff.prefix ="),
+    "fixed-bits-forgotten": ("one_block_storage", "cutoff.fixed |=", "cutoff.fixed ="),
+    # Histogram.
+    "counts-not-cleared": (
+        "matching_digits",
+        "lds.histogram[bin] = 0;",
+        "lds.histogram[bin] += 0;",
+    ),
+    "counts-whatever-the-prefix": (
+        "matching_digits",
+        "(key & cutoff.fixed) == cutoff.prefix",
+        "(key & cutoff.fixed) >= 0u * cutoff.prefix",
+    ),
+    # Threshold bin.
+    "a-bin-too-late": ("digit_bin", "above < remaining_k &&", "above <= remaining_k &&"),
+    "a-bin-too-early": (
+        "digit_bin",
+        "remaining_k <= above + populations[i]",
+        "remaining_k < above + populations[i]",
+    ),
+    "bins-of-a-thread-not-added-up": ("digit_bin", "    above += populations[i];\n", ""),
+    # All passes.
+    "stops-too-early": (
+        "one_block_select",
+        "settled = wave_uniform(lds.bin_size) == cutoff.remaining_k;",
+        "settled = wave_uniform(lds.bin_size) <= cutoff.remaining_k + 1;",
+    ),
+    "never-stops-early": (
+        "one_block_select",
+        "settled = wave_uniform(lds.bin_size) == cutoff.remaining_k;",
+        "settled = false;",
+    ),
+    "a-pass-too-few": (
+        "one_block_select",
+        "while (!settled && cutoff.num_digits < num_digit_passes<Policy>)",
+        "while (!settled && cutoff.num_digits < num_digit_passes<Policy> - 1)",
+    ),
+    "winners-from-slot-1": ("one_block_select", "lds.found = 0;", "lds.found = 1;"),
+    # Collect, by arrival.
+    "ties-unbounded": (
+        "one_block_collect",
+        "if (tie >= cutoff.remaining_k) return;",
+        "if (tie >= cutoff.k) return;",
+    ),
+    "last-tie-lost": (
+        "one_block_collect",
+        "if (tie >= cutoff.remaining_k) return;",
+        "if (tie >= cutoff.remaining_k - 1) return;",
+    ),
+    "ties-from-the-front": ("one_block_collect", "slot = cutoff.k - 1 - tie;", "slot = tie;"),
+    "losers-taken": (
+        "one_block_collect",
+        "if (known > cutoff.prefix) return;",
+        "if (known > cutoff.prefix + 1u) return;",
+    ),
+    # Collect, in row order.
+    "what-lies-outside-taken": (
+        "one_block_collect",
+        "first + i < static_cast<uint32_t>(slice.length)",
+        "first + i < static_cast<uint32_t>(slice.length) + 1u",
+    ),
+    "winners-of-a-tile-forgotten": (
+        "one_block_collect",
+        "winners += scan.total & 0xffff;",
+        "winners += 0;",
+    ),
+    "ties-of-a-tile-forgotten": ("one_block_collect", "ties += scan.total >> 16;", "ties += 0;"),
+    "last-wanted-tie-lost-in-order": (
+        "one_block_collect",
+        "(fates[i] == a_tie && ties_before < cutoff.remaining_k)",
+        "(fates[i] == a_tie && ties_before < cutoff.remaining_k - 1)",
+    ),
+    "more-ties-than-wanted-in-order": (
+        "one_block_collect",
+        "(fates[i] == a_tie && ties_before < cutoff.remaining_k)",
+        "(fates[i] == a_tie && ties_before <= cutoff.remaining_k)",
+    ),
+    "walk-ends-a-tile-early": (
+        "one_block_collect",
+        "winners + wanted(ties) < cutoff.k;",
+        "winners + wanted(ties) < cutoff.k - 1;",
+    ),
+    "one-scan-without-a-barrier": ("one_block_collect", "turn ^= 1;", "turn ^= 0;"),
+    "first-quad-taken-for-whole": (
+        "row_slice",
+        "if (first < length && first + 3u < length)",
+        "if (first + 3u < length)",
+    ),
+    "last-quad-taken-for-whole": (
+        "row_slice",
+        "if (first < length && first + 3u < length)",
+        "if (first < length)",
+    ),
+    "last-quad-lost": (
+        "row_slice",
+        "count((lead + length + 3u) >> 2)",
+        "count((lead + length) >> 2)",
+    ),
+    # Launch.
+    "a-row-of-k-is-compared": (
+        "one_block_kernels",
+        "slice.length <= call.k",
+        "slice.length < call.k",
+    ),
+    "a-column-past-the-end": ("one_block_kernels", "i < slice.length ? i", "i <= slice.length ? i"),
+}
+
 # Of the page transform, whether it is fused or a pass of its own.
 SLOT_CHANGES = {
     "slot-for-no-column": ("page_table", "if (index < 0) return -1;", "if (index < 0) return 0;"),
@@ -561,13 +715,13 @@ def barrier_mutants():
     reached = {source: included(kernels / "src" / f"{source}.hip") for source in LINEAGES}
     for header in sorted((kernels / "include").rglob("*.hpp")):
         for number in range(header.read_text().count(BARRIER)):
-            for source in LINEAGES:
-                # The remedies stand on the steps of the vLLM lineage.
-                if header.stem in reached[source] and source != "vllm_remedies":
-                    yield (
-                        f"no-barrier-{number}-in-{header.stem}",
-                        Mutant(source, header.stem, BARRIER, "", number),
-                    )
+            # Of the lineages that share a header, the first is enough.
+            source = next((name for name in LINEAGES if header.stem in reached[name]), None)
+            if source is not None:
+                yield (
+                    f"no-barrier-{number}-in-{header.stem}",
+                    Mutant(source, header.stem, BARRIER, "", number),
+                )
 
 
 BARRIER_MUTANTS = dict(barrier_mutants())
@@ -575,6 +729,7 @@ MUTANTS = {
     **mutants_of("vllm", VLLM_CHANGES | UNCROWDED_CHANGES),
     **mutants_of("vllm_remedies", REMEDY_CHANGES),
     **mutants_of("sglang", SGLANG_CHANGES | SLOT_CHANGES),
+    **mutants_of("aiter", AITER_CHANGES),
     **mutants_of("paging", PAGING_CHANGES | SLOT_CHANGES),
     **BARRIER_MUTANTS,
 }

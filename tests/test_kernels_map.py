@@ -7,7 +7,7 @@ import pytest
 from numba.core.registry import CPUDispatcher
 
 from topk_lab import plans, schedules, toolchain
-from topk_lab.reference import paging, sglang, vllm
+from topk_lab.reference import aiter, paging, sglang, vllm
 from topk_lab.reference.rows import RowKernel
 
 KERNELS = toolchain.kernels_folder()
@@ -77,7 +77,9 @@ def test_twins_have_the_names_of_the_steps(line):
     assert all(isinstance(resolve(twin), CPUDispatcher | RowKernel) for twin in code(line["twin"]))
 
 
-@pytest.mark.parametrize("module", [vllm, sglang, paging], ids=lambda module: module.__name__)
+@pytest.mark.parametrize(
+    "module", [vllm, sglang, aiter, paging], ids=lambda module: module.__name__
+)
 def test_every_twin_is_named(module):
     prefix = module.__name__.removeprefix("topk_lab.") + "."
     twins = {
@@ -100,15 +102,17 @@ SLOTS = plans.Paging(table_stride=4097, slots_stride=512, bits=6)
 @pytest.mark.parametrize("paged", [None, SLOTS], ids=["indices", "slots"])
 def test_launch_table_lists_what_plans_launch(paged):
     planned = {}
-    for variant, num_cols in (
-        ("vllm_generic", 12_287),
-        ("vllm_generic", 200_000),
-        ("vllm_k512", 262_144),
-        ("vllm_k512_uncrowded", 262_144),
-        ("sglang_block512", 262_144),
-        ("sglang_block1024", 262_144),
+    for variant, num_cols, tie_break in (
+        ("vllm_generic", 12_287, "any"),
+        ("vllm_generic", 200_000, "any"),
+        ("vllm_k512", 262_144, "any"),
+        ("vllm_k512_uncrowded", 262_144, "any"),
+        ("sglang_block512", 262_144, "any"),
+        ("sglang_block1024", 262_144, "any"),
+        ("aiter_one_block", 262_144, "any"),
+        ("aiter_one_block", 262_144, "lowest"),
     ):
-        shape = plans.Shape(8, num_cols, 512, num_cols, 512, paging=paged)
+        shape = plans.Shape(8, num_cols, 512, num_cols, 512, tie_break=tie_break, paging=paged)
         for launch in plans.plan(variant, shape).launches:
             assert launch.grid[0] == 8
             planned[launch.kernel] = (launch.grid[1], launch.block)

@@ -17,6 +17,7 @@ VARIANTS = (
     "vllm_k512_uncrowded",
     "sglang_block512",
     "sglang_block1024",
+    "aiter_one_block",
     "torch",
 )
 
@@ -90,6 +91,24 @@ def test_the_reference_keeps_the_lowest_of_equal_logits():
     assert indices.tolist() == [list(range(512))] * 2
 
 
+@pytest.mark.parametrize("promises", [{"tie_break": "lowest"}, {"order": "index"}])
+@pytest.mark.parametrize("name", ["few_values", "signed_zeros", "nan", "all_neg_inf", "normal"])
+@pytest.mark.parametrize("k", [1, 512, 3000])
+def test_a_stable_answer_is_that_of_the_reference(name, k, promises):
+    row_ends = torch.tensor([2500, 700, 513, 5], dtype=torch.int32)
+    logits = rows(4, 2500, name, row_ends=row_ends.numpy(), poison="nan")
+    given = {"row_ends": row_ends, "variant": "aiter_one_block", **promises}
+    values, indices = topk_lab.topk(logits, k, return_values=True, **given)
+    due_values, due = topk_lab.topk(
+        logits, k, row_ends=row_ends, tie_break="lowest", order="index", return_values=True
+    )
+    assert torch.equal(indices, due)
+    torch.testing.assert_close(values, due_values, rtol=0, atol=0, equal_nan=True)
+    table = tables(4, 40)
+    slots = topk_lab.topk_paged(logits, k, table, 64, **given)
+    assert torch.equal(slots, slots_due(due, table, 64))
+
+
 def test_descending_values_are_ordered_by_index_when_equal():
     logits = torch.tensor([[1.0, 3.0, float("nan"), 3.0, -0.0, 0.0]])
     indices = topk_lab.topk(logits, 6, order="value")
@@ -97,14 +116,14 @@ def test_descending_values_are_ordered_by_index_when_equal():
 
 
 def test_promises_that_a_variant_lacks_are_refused_with_those_that_have_them():
-    with pytest.raises(ValueError, match="got 'lowest', which reference offers"):
+    with pytest.raises(ValueError, match="got 'lowest', which reference, aiter_one_block offers"):
         topk_lab.topk(rows(), 512, variant="vllm_k512", tie_break="lowest")
     with pytest.raises(ValueError, match="order must be one of any for torch, got 'value'"):
         topk_lab.topk(rows(), 512, variant="torch", order="value")
     with pytest.raises(
         ValueError,
         match="order must be one of any for vllm_k512, got 'index', which reference, "
-        "sglang_block512, sglang_block1024 offers",
+        "sglang_block512, sglang_block1024, aiter_one_block offers",
     ):
         topk_lab.topk(rows(), 512, variant="vllm_k512", order="index")
     with pytest.raises(
@@ -251,6 +270,11 @@ def test_variants_are_listed_with_what_they_offer():
         assert set(sglang["max_k"]) == {1024}
         assert set(sglang["orders"]) == {"any, index"}
         assert set(sglang["tie_breaks"]) == {"any"}
+    aiter = table[table["variant"] == "aiter_one_block"]
+    assert set(aiter["target"]) == set(k512["target"])
+    assert aiter["max_k"].isna().all()
+    assert set(aiter["orders"]) == {"any, index"}
+    assert set(aiter["tie_breaks"]) == {"any, lowest"}
 
 
 def test_import_loads_neither_torch_nor_numba():
@@ -417,7 +441,9 @@ def test_slots_may_be_slices_and_tables_views(variant):
             assert (margin == UNWRITTEN).all()
 
 
-@pytest.mark.parametrize("variant", ["reference", "sglang_block512", "sglang_block1024"])
+@pytest.mark.parametrize(
+    "variant", ["reference", "sglang_block512", "sglang_block1024", "aiter_one_block"]
+)
 def test_the_columns_of_slots_rise_where_that_is_asked(variant):
     logits = rows(3, 6000, "near_equal")
     table = tables(3, 94)

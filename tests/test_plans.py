@@ -37,7 +37,7 @@ def bound(launch, *names):
 
 def params_of(launch, written):
     """The struct that a launch's kernel takes, from its bytes."""
-    paged = launch.kernel.startswith(("sglang", "page_transform"))
+    paged = launch.kernel.startswith(("sglang", "aiter", "page_transform"))
     assert len(written) == ctypes.sizeof(PagedParams if paged else TopKParams)
     return (PagedParams if paged else TopKParams).from_buffer_copy(written)
 
@@ -136,7 +136,7 @@ def test_ablations_and_traces_are_kernels_of_their_own():
 
 def test_no_rows_means_no_launch():
     assert plan("vllm_k512", shape(num_rows=0)).launches == ()
-    for variant in (*SGLANG, "vllm_k512", "vllm_generic"):
+    for variant in (*SGLANG, "aiter_one_block", "vllm_k512", "vllm_generic"):
         assert plan(variant, paged_shape(num_rows=0)).launches == ()
 
 
@@ -184,6 +184,48 @@ def test_the_order_is_an_argument_of_the_kernel(variant):
     for number, order in enumerate(("any", "index")):
         (launch,) = plan(variant, shape(order=order)).launches
         assert bound(launch, "logits", "row_ends", "indices").order == number
+
+
+@pytest.mark.parametrize(
+    ("promises", "stable"),
+    [
+        ({}, ""),
+        ({"tie_break": "lowest"}, "stable_"),
+        ({"order": "index"}, "stable_"),
+        ({"tie_break": "lowest", "order": "index"}, "stable_"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("variant", "prefix"),
+    [
+        ("aiter_one_block", "aiter_one_block"),
+        ("aiter_one_block[digit_bits=11]", "aiter_one_block_digit11"),
+    ],
+)
+@pytest.mark.parametrize("k", [1, 512, 100_000])
+def test_a_promise_is_kept_by_a_kernel_of_its_own(variant, prefix, promises, stable, k):
+    for traced in (False, True):
+        planned = plan(variant, shape(num_rows=500, k=k, **promises), traced=traced)
+        (launch,) = planned.launches
+        assert launch.kernel == f"{prefix}_{stable}select{'_traced' if traced else ''}"
+        assert (launch.grid, launch.block, launch.dynamic_lds) == ((500, 1), 1024, 0)
+        assert (planned.workspace_bytes, planned.max_splits) == (0, 1)
+        assert planned.trace_shape == (500, 1, 3)
+        params = bound(launch, "logits", "row_ends", "indices", *(["trace"] if traced else []))
+        assert (params.num_rows, params.k, params.max_splits) == (500, k, 1)
+        assert (params.logits, params.row_ends, params.indices) == (1000, 2000, 3000)
+        assert params.trace == (4000 if traced else 0)
+
+
+@pytest.mark.parametrize("promises", [{}, {"tie_break": "lowest"}])
+@pytest.mark.parametrize("slots_only", [False, True])
+def test_aiter_writes_slots_itself(promises, slots_only):
+    (launch,) = plan("aiter_one_block", paged_shape(slots_only=slots_only, **promises)).launches
+    written = ["page_table", "slots"] if slots_only else ["indices", "page_table", "slots"]
+    assert [name for name, _ in launch.pointers] == ["logits", "row_ends", *written]
+    params = bound(launch, "logits", "row_ends", *written)
+    assert_paged(params)
+    assert params.indices == (0 if slots_only else 3000)
 
 
 def test_drop_is_planned_for_study_alone():
@@ -323,6 +365,8 @@ def test_equal_shapes_share_one_plan():
         ),
         ("sglang_block512[block_size=256]", {}, "is not compiled; it runs on target numba only"),
         ("sglang_block512[overflow=drop]", {}, "is not exact .* for study only"),
+        ("aiter_one_block", {"k": 0}, r"^k must be at least 1 for aiter_one_block, got 0$"),
+        ("aiter_one_block[block_size=512]", {}, "is not compiled; it runs on target numba only"),
         (
             "sglang_block1024[stash_kib=128,overflow=drop]",
             {},
@@ -335,8 +379,15 @@ def test_what_a_variant_does_not_take_is_refused(variant, changes, message):
         plan(variant, shape(**changes))
 
 
-def test_an_order_that_a_kernel_does_not_keep_is_not_planned():
+def test_a_promise_that_a_kernel_does_not_keep_is_not_planned():
     assert plan("sglang_block512", shape(order="index")).launches
-    for variant, order in (("vllm_k512", "index"), ("sglang_block512", "value")):
+    for variant, order in (
+        ("vllm_k512", "index"),
+        ("sglang_block512", "value"),
+        ("aiter_one_block", "value"),
+    ):
         with pytest.raises(ValueError, match=f"order must be one of any.*, got '{order}'"):
             plan(variant, shape(order=order))
+    for variant in ("vllm_k512", *SGLANG):
+        with pytest.raises(ValueError, match=r"^tie_break must be one of any, got 'lowest'$"):
+            plan(variant, shape(tie_break="lowest"))

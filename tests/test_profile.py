@@ -159,8 +159,9 @@ def test_predictions_are_committed_for_owners_of_a_device(target):
         assert {f"rocprofv3_{name.lower()}" for name in names} <= counters.keys()
 
 
-def test_one_block_a_row_adds_up_nothing():
-    found = profiling.profile("sglang_block512", "gfx950", 2, 16_384, workload="masked_blocks")
+@pytest.mark.parametrize("variant", ["sglang_block512", "aiter_one_block"])
+def test_one_block_a_row_adds_up_nothing(variant):
+    found = profiling.profile(variant, "gfx950", 2, 16_384, workload="masked_blocks")
     assert found.reason is None
     table = found.atomics
     assert table["split"].tolist() == [0, 0]

@@ -165,7 +165,7 @@ def test_variant_text_round_trips_with_its_changes():
         (
             "vllm_k513",
             "^variant must be one of vllm_generic, vllm_k512, vllm_k512_uncrowded, "
-            "sglang_block512, sglang_block1024, got 'vllm_k513'$",
+            "sglang_block512, sglang_block1024, aiter_one_block, got 'vllm_k513'$",
         ),
         ("vllm_k512[fits_rule=0]", "policy field fits_rule must be true or false, got '0'"),
         ("vllm_k512[capacity=1]", "policy field must be one of .*, got 'capacity=1'"),
@@ -192,6 +192,19 @@ def test_variant_text_round_trips_with_its_changes():
         ),
         ("vllm_k512[overflow=drop]", "policy field must be one of .*, got 'overflow=drop'"),
         ("sglang_block512[overflow]", "policy field must be one of .*, got 'overflow'"),
+        (
+            "aiter_one_block[digit_bits=10]",
+            "^policy field digit_bits must be one of 11, 12, got 10$",
+        ),
+        (
+            "aiter_one_block[digit_bits=all]",
+            "digit_bits must be a whole number up to 1048576, got 'all'",
+        ),
+        ("aiter_one_block[block_size=7]", "block_size must be one of 256, 512, 768, 1024, got 7"),
+        (
+            "aiter_one_block[max_k=4]",
+            "^policy field must be one of block_size, digit_bits, got 'max_k=4'$",
+        ),
     ],
 )
 def test_bad_variant_text_is_refused_by_name(text, message):
@@ -258,6 +271,33 @@ def test_sglang_text_round_trips_with_its_changes():
     as_large = parse_variant("sglang_block512[block_size=1024]")
     assert as_large.policy == POLICIES["sglang_block1024"]
     assert as_large != parse_variant("sglang_block1024")
+
+
+def test_one_block_takes_any_shape_and_any_k():
+    for shape in ((0, 0, 1), (10**6, 2**31 - 1, 1024), (1, 1, 5000), (1, 8, 2**31 - 1)):
+        assert gate_refusal("aiter_one_block", *shape) is None
+    for k in (0, -1):
+        due = f"k must be at least 1 for aiter_one_block, got {k}"
+        assert gate_refusal("aiter_one_block", 1, 8, k) == due
+
+
+def test_one_block_never_splits_a_row():
+    for num_rows, num_cols in ((1, 2**31 - 1), (32, 16 * KIBI + 1), (10**6, 1)):
+        assert max_splits("aiter_one_block", num_rows, num_cols) == 1
+        assert active_splits("aiter_one_block", num_rows, num_cols, 1) == 1
+
+
+def test_one_block_text_round_trips_with_its_changes():
+    for text, ablation in (
+        ("aiter_one_block", ""),
+        ("aiter_one_block[digit_bits=11]", "digit11"),
+        ("aiter_one_block[block_size=512]", None),
+    ):
+        variant = parse_variant(text)
+        assert (str(variant), variant.ablation) == (text, ablation)
+        assert variant.policy.sound
+        variant.refuse_unsound(study=False)
+    assert str(parse_variant("aiter_one_block[digit_bits=12]")) == "aiter_one_block"
 
 
 def test_every_ablation_differs_from_its_variant():

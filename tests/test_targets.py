@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from topk_lab import driver, targets
+from topk_lab import driver, targets, workloads
 from topk_lab.contract import UNWRITTEN, assert_exact
 
 ROWS = np.random.default_rng(0).standard_normal((2, 1024), np.float32)
 PAGES = np.random.default_rng(1).permutation(32).astype(np.int32).reshape(2, 16)  # of 64 columns
-COMPILED = ("sglang_block512", "sglang_block1024", "vllm_k512", "vllm_generic")
+COMPILED = ("sglang_block512", "sglang_block1024", "vllm_k512", "vllm_generic", "aiter_one_block")
 SLOT_TARGETS = (
     ("numba", "reference"),
     ("torch", "torch"),
@@ -169,13 +169,39 @@ def test_slots_alone_need_a_page_table(target):
 @pytest.mark.parametrize("target", ["gfx950", "numba"])
 def test_an_order_that_a_variant_lacks_is_refused(target):
     for variant, order, others in (
-        ("vllm_k512", "index", "reference, sglang_block512, sglang_block1024"),
+        ("vllm_k512", "index", "reference, sglang_block512, sglang_block1024, aiter_one_block"),
         ("sglang_block512", "value", "reference"),
     ):
         with pytest.raises(ValueError, match=f"got '{order}', which {others} offers$"):
             run(target=target, variant=variant, order=order)
     with pytest.raises(ValueError, match=r"^order must be one of any, .*, got 'sorted'$"):
         run(target=target, order="sorted")
+
+
+@pytest.mark.parametrize("target", ["gfx950", "numba"])
+def test_a_tie_break_that_a_variant_lacks_is_refused(target):
+    for variant in ("vllm_k512", "vllm_generic", "sglang_block512"):
+        with pytest.raises(
+            ValueError,
+            match=rf"^tie_break must be one of any for {variant}, got 'lowest', which reference, "
+            r"aiter_one_block offers$",
+        ):
+            run(target=target, variant=variant, tie_break="lowest")
+    with pytest.raises(ValueError, match=r"^tie_break must be one of any, lowest, got 'first'$"):
+        run(target=target, tie_break="first")
+
+
+@pytest.mark.parametrize("target", ["numba", *targets.AMD_TARGETS])
+def test_a_stable_answer_holds_for_slots_and_values_too(target):
+    logits = workloads.make("few_values", 2, 1024)
+    given = {"page_table": PAGES, "page_size": 64, "tie_break": "lowest"}
+    outcome = run(logits, target=target, variant="aiter_one_block", values=True, **given)
+    due = run(logits, target="numba", variant="reference", values=True, **given)
+    np.testing.assert_array_equal(outcome.indices, due.indices)
+    np.testing.assert_array_equal(outcome.values, due.values)
+    np.testing.assert_array_equal(outcome.slots, due.slots)
+    alone = run(logits, target=target, variant="aiter_one_block", slots_only=True, **given)
+    np.testing.assert_array_equal(alone.slots, due.slots)
 
 
 def due_slots(indices, table, page_size):
@@ -229,7 +255,7 @@ def test_rows_of_a_sequence_share_a_row_of_a_strided_table(target, variant):
 
 
 @pytest.mark.parametrize("target", ["numba", *targets.AMD_TARGETS])
-@pytest.mark.parametrize("variant", ["sglang_block512", "sglang_block1024"])
+@pytest.mark.parametrize("variant", ["sglang_block512", "sglang_block1024", "aiter_one_block"])
 def test_order_by_index_holds_for_the_columns_of_slots_too(target, variant):
     given = {"page_table": PAGES, "page_size": 64, "order": "index"}
     outcome = run(target=target, variant=variant, **given)

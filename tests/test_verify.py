@@ -13,7 +13,8 @@ from topk_lab.verify import contention, lists, paging, sglang
 
 LISTS = ("masked_replay", "mixed_replay", "one_d_lengths", "neg_inf_rule")
 SGLANG = ("sglang_block512", "sglang_block1024")
-LINEAGES = ("vllm_k512", "vllm_k512_uncrowded", "vllm_generic", *SGLANG)
+ONE_BLOCK = (*SGLANG, "aiter_one_block")
+LINEAGES = ("vllm_k512", "vllm_k512_uncrowded", "vllm_generic", *ONE_BLOCK)
 
 
 def found(check):
@@ -58,10 +59,51 @@ def test_kernel_and_twin_agree_pass_by_pass(amd_target, variant):
         assert min(reached) >= 5
         assert max(reached) == 25
         return
+    if variant == "aiter_one_block":
+        assert len(reached) == len(lists.DIGIT_WORKLOADS) == 11
+        # Of six rows four are longer than k, each is traced twice: a pass at least, three at most.
+        assert min(reached) >= 8
+        assert max(reached) == 24
+        assert min(reached) < 24
+        return
     assert len(reached) == len(lists.TRACED_WORKLOADS)
     assert min(reached) >= 2
     # Normal rows end after a step or two, equal leading bits take all four.
     assert max(reached) >= 2 * min(reached)
+
+
+@pytest.mark.parametrize("variant", ["aiter_one_block", "aiter_one_block[digit_bits=11]"])
+def test_stable_answers_are_those_of_the_reference(vllm_target, variant):
+    asked = set()
+    for check in verify.checks("stable_answers", variant, vllm_target):
+        found(check)
+        asked.add((check.workload, check.k))
+    assert asked == {(name, k) for name in workloads.names() for k in (1, 512, 2048, 5000)}
+
+
+def test_variants_that_promise_no_lowest_index_are_not_asked_for_it():
+    for variant in ("vllm_k512", "vllm_generic", *SGLANG, "reference"):
+        assert verify.checks("stable_answers", variant, "numba") == []
+
+
+@pytest.mark.parametrize("target", ["numba", "gfx950"])
+def test_another_of_equal_logits_is_noticed(monkeypatch, target):
+    # Held against the contract alone, the last slot of a row of ones may name any of them.
+    check = next(
+        check
+        for check in verify.checks("stable_answers", "aiter_one_block", target)
+        if check.id == "constant-10000"
+    )
+    monkeypatch.setattr(lists, "violations", lambda *arguments, **promises: None)
+
+    def another(outcome, variant, options):
+        if variant == "aiter_one_block":
+            outcome.indices[0, -1] += 1
+        return outcome
+
+    tampered(monkeypatch, another)
+    finding = verify.run(check)
+    assert (finding.status, finding.reason) == ("wrong", "row 0 is not that of the reference")
 
 
 def test_legacy_pads_take_212_slots_from_real_logits(vllm_target):
@@ -386,7 +428,8 @@ def test_every_form_of_page_table_gives_the_right_slots(vllm_target, variant):
         ids.append(check.id)
     rising = [label for label, *_, order in paging.FORMS if order == "index"]
     assert len(rising) == 2
-    assert ids == [label for label, *_ in paging.FORMS if variant in SGLANG or label not in rising]
+    due = [label for label, *_ in paging.FORMS if variant in ONE_BLOCK or label not in rising]
+    assert ids == due
 
 
 def test_the_references_slots_are_checked_too():
@@ -514,6 +557,23 @@ def test_emulated_selection_takes_starts_values_and_strided_rows(amd_target):
     for variant in LINEAGES:
         outcome = targets.run(amd_target, variant, logits, 512, values=True, **given)
         assert_exact(logits, outcome.indices, values=outcome.values, **given)
+    stable = targets.run(amd_target, "aiter_one_block", logits, 512, tie_break="lowest", **given)
+    reference = targets.run("numba", "reference", logits, 512, **given)
+    np.testing.assert_array_equal(stable.indices, reference.indices)
+
+
+@pytest.mark.parametrize("first", range(4))
+@pytest.mark.parametrize("spare", range(4))
+def test_a_walk_in_row_order_takes_any_alignment(amd_target, first, spare):
+    # Rows that begin and end anywhere between two 16-byte loads, up to the end of their buffer.
+    for length in (513, 4095, 4096, 4097, 9000):
+        storage = targets.aligned(np.full((1, first + length + spare), np.nan, np.float32))
+        logits = storage[:, first : first + length]
+        logits[:] = workloads.make("few_values", 1, length, seed=length)
+        for k in (1, 512, length - 1):
+            stable = targets.run(amd_target, "aiter_one_block", logits, k, tie_break="lowest")
+            due = targets.run("numba", "reference", logits, k)
+            np.testing.assert_array_equal(stable.indices, due.indices)
 
 
 @pytest.mark.parametrize("k", [1, 2, 63, 511, 1023, 1024])
@@ -524,6 +584,16 @@ def test_sglang_takes_any_k_up_to_1024(amd_target, variant, k):
         for order in ("any", "index"):
             outcome = targets.run(amd_target, variant, logits, k, order=order)
             assert_exact(logits, outcome.indices, order=order)
+
+
+@pytest.mark.parametrize("k", [1, 2, 63, 1025, 4097, 5999, 6000, 6001, 9000])
+@pytest.mark.parametrize("variant", ["aiter_one_block", "aiter_one_block[digit_bits=11]"])
+def test_one_block_takes_any_k(amd_target, variant, k):
+    for name in ("normal", "few_values"):
+        logits = workloads.make(name, 2, 6000)
+        for promises in ({}, {"tie_break": "lowest"}, {"order": "index"}):
+            outcome = targets.run(amd_target, variant, logits, k, values=True, **promises)
+            assert_exact(logits, outcome.indices, k=k, values=outcome.values, **promises)
 
 
 @pytest.mark.parametrize("k", [1, 2, 63, 1024, 2048])
@@ -556,12 +626,15 @@ def test_sound_kernels_raise_no_false_alarm_in_50_seeds(amd_target):
         "vllm_k512": (workloads.make("masked_blocks", 1, 16_385), 8),
         "vllm_generic": (workloads.make("few_values", 2, 1600), 0),
         "sglang_block1024": (workloads.make("few_values", 2, 5200), 0),
+        "aiter_one_block": (workloads.make("few_values", 2, 9001), 0),
     }
     for variant, (logits, splits) in calls.items():
         for seed in range(50):
-            outcome = targets.run(amd_target, variant, logits, 512, seed=seed)
-            assert_exact(logits, outcome.indices)
-            assert set(outcome.splits.tolist()) == {splits}
+            for tie_break in registry.VARIANTS[variant].tie_breaks:
+                options = {"tie_break": tie_break}
+                outcome = targets.run(amd_target, variant, logits, 512, seed=seed, **options)
+                assert_exact(logits, outcome.indices, **options)
+                assert set(outcome.splits.tolist()) == {splits}
 
 
 def test_checks_of_what_is_not_compiled_are_refused_before_any_runs():

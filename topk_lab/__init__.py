@@ -14,6 +14,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "assert_exact": "contract",
+    "dispatch": "gate",
     "find_violations": "contract",
     "row_ends_from": "contract",
     "topk": "ops",

@@ -226,6 +226,44 @@ def select(
 
 
 @main.command()
+@click.option("--rows", type=int, help="Query rows.")
+@click.option("--cols", type=int, help="Width of the logits (columns).")
+@click.option("--k", type=int, default=512, show_default=True, help="Indices a row.")
+@click.option("--compress-ratio", type=int, default=4, show_default=True, help="Tokens a column.")
+@click.option("--arch", default="gfx950", show_default=True)
+@click.option("--phase", default="decode", show_default=True, help="prefill or decode.")
+@click.option("--max-model-len", type=int, help="Tokens. Default: what fills the width.")
+@click.option("--max-seq-len", type=int, help="Tokens. Default: what fills the width.")
+@click.option("--full-graph", is_flag=True, help="The call is captured in a FULL graph.")
+@click.option("--no-aiter", is_flag=True, help="AITER can't be imported.")
+@click.option("--policy", default="merged", show_default=True, help="merged or live_length.")
+@click.option("--table", is_flag=True, help="Print the rules of --policy and its truth table.")
+def dispatch(
+    rows: int | None,
+    cols: int | None,
+    k: int,
+    no_aiter: bool,
+    policy: str,
+    table: bool,
+    **asked: Any,
+) -> None:
+    """Say which kernel vLLM on ROCm chooses for a call, and which variant here stands for it."""
+    from topk_lab import gate
+
+    if table:
+        truth = gate.truth_table(policy, collapse=True)
+        for rule in gate.POLICIES[policy]:
+            phases = " and ".join(rule.phases)
+            click.echo(f"{rule.number}  {phases:18}  {rule.condition}: {rule.kernel}")
+        click.echo("")
+        click.echo(truth.drop(columns="policy").to_string(index=False))
+        return
+    if rows is None or cols is None:
+        raise ValueError("--rows and --cols must be given, or --table")
+    click.echo(str(gate.dispatch(rows, cols, k, aiter=not no_aiter, policy=policy, **asked)))
+
+
+@main.command()
 @click.option("--variant", default="vllm_k512", show_default=True)
 @click.option("--target", default="numba", show_default=True, help="Comma-separated.")
 @click.option("--cases", "names", default="all", show_default=True, help="Comma-separated lists.")
@@ -339,8 +377,8 @@ def reproduce(out: Path, target: str, keep: bool) -> None:
 def bench(experiment: str, axes: tuple[str, ...], shard: str, resume: bool, out: Path) -> None:
     """Time EXPERIMENT on this machine's GPU: exactness first, then interleaved samples.
 
-    EXPERIMENT is reference_shapes, neg_inf_contention, latency_vs_batch, or host_overhead, which
-    takes no axes.
+    EXPERIMENT is reference_shapes, neg_inf_contention, latency_vs_batch, vllm_matrix,
+    profiled_pairs, graph_calls, graph_replay, split_policy, or host_overhead, which takes no axes.
     """
     from topk_lab import bench as benching
     from topk_lab import verify as verifying
@@ -380,20 +418,118 @@ def bench(experiment: str, axes: tuple[str, ...], shard: str, resume: bool, out:
         raise click.exceptions.Exit(FAILED)
 
 
-def _print_claims(frame: Any) -> None:
-    from rich.console import Console
+@main.command()
+@click.argument("a", type=click.Path(path_type=Path))
+@click.argument("b", type=click.Path(path_type=Path), required=False)
+@click.option("--baseline", help="With --candidate: A's cells of this variant.")
+@click.option("--candidate", help="Against these of B, or of A where B is left out.")
+@click.option("--across", multiple=True, help="device or policy may differ; repeatable.")
+@click.option("--threshold", type=float, default=0.02, show_default=True, help="Of the medians.")
+@click.option("--min-samples", type=int, default=10, show_default=True, help="Of either side.")
+@click.option(
+    "--fail-on",
+    multiple=True,
+    help="Verdict that exits with 1; slower includes broken; repeatable.",
+)
+@click.option("--all", "show_all", is_flag=True, help="Print unchanged cells too.")
+def compare(
+    a: Path,
+    b: Path | None,
+    baseline: str | None,
+    candidate: str | None,
+    across: tuple[str, ...],
+    threshold: float,
+    min_samples: int,
+    fail_on: tuple[str, ...],
+    show_all: bool,
+) -> None:
+    """Judge the times of B against those of A: record files, or folders of them.
+
+    Of a cell that was run more than once the last run counts. With --baseline and --candidate a
+    variant is judged against another.
+    """
+    from topk_lab import results
+    from topk_lab.bench import compare as comparing
+    from topk_lab.contract.words import check_word
+
+    for word in fail_on:
+        check_word("--fail-on", word, comparing.VERDICTS)
+    frame_a = results.load(a)
+    frame_b = None if b is None else frame_a if a.samefile(b) else results.load(b)
+    lines = comparing.compare(
+        *(frame_a, frame_b),
+        baseline=baseline,
+        candidate=candidate,
+        across=across,
+        threshold=threshold,
+        min_samples=min_samples,
+    )
+    for name, frame in (("A", frame_a), ("B", frame_a if frame_b is None else frame_b)):
+        click.echo(f"{name}: {results.provenance(results.latest(frame))}")
+    # Two variants seldom have all cells in common.
+    unchanged = (*comparing.UNCHANGED, *(("missing", "new") if baseline else ()))
+    shown = lines if show_all else lines[~lines["verdict"].isin(unchanged)]
+    if len(shown):
+        _print_comparison(shown)
+    found = lines["verdict"].value_counts()
+    click.echo(", ".join(f"{found[word]} {word}" for word in comparing.VERDICTS if word in found))
+    for mean in comparing.summary(lines).itertuples():
+        click.echo(
+            f"{mean.variant}: B takes {mean.geomean:.3f} [{mean.low:.3f}, {mean.high:.3f}] of A's "
+            f"time (geomean; cells {mean.cells}, from {mean.least:.3f} to {mean.greatest:.3f})"
+        )
+    failing = {verdict for word in fail_on for verdict in comparing.fails_with(word)}
+    if failing & set(lines["verdict"]):
+        raise click.exceptions.Exit(FAILED)
+
+
+def _print_comparison(lines: Any) -> None:
     from rich.table import Table
+    from rich.text import Text
+
+    from topk_lab.bench import compare as comparing
+
+    several = lines["variant"].nunique() > 1
+    table = Table(*("verdict", "cell", "A, us", "B, us", "B / A", "why"))
+    ordered = lines.assign(
+        place=lines["verdict"].map(comparing.VERDICTS.index), far=-lines["ratio"].sub(1).abs()
+    ).sort_values(["place", "far"], kind="stable")
+    for (experiment, variant), group in ordered.groupby(["experiment", "variant"], sort=False):
+        table.add_section()
+        table.add_row("", Text(f"{experiment}, {variant}" if several else experiment, "bold"))
+        for line in group.to_dict("records"):
+            times = [
+                f"{line[f'median_us_{side}']:.2f} "
+                f"[{line[f'low_us_{side}']:.2f}, {line[f'high_us_{side}']:.2f}]"
+                if line[f"n_{side}"] > 0
+                else ""
+                for side in "ab"
+            ]
+            ratio = f"{line['ratio']:.3f}" if line["ratio"] > 0 else ""
+            # The numbers beside these say why.
+            why = "" if line["verdict"] in ("faster", "slower", "same") else line["reason"]
+            cells = (line["verdict"], comparing.describe(line), *times, ratio, why)
+            table.add_row(*map(Text, cells))
+    _wide_console().print(table)
+
+
+def _wide_console() -> Any:
+    from rich.console import Console
 
     console = Console()
-    if not console.is_terminal:
-        console = Console(width=150)
+    return console if console.is_terminal else Console(width=150)
+
+
+def _print_claims(frame: Any) -> None:
+    from rich.table import Table
+
     table = Table("claim", "published", "found", "verdict")
     for source, group in frame.groupby("source", sort=False):
         table.add_section()
         table.add_row(f"[bold]{source}[/bold]", "", "", "")
         for claim in group.to_dict("records"):
             table.add_row(claim["statement"], claim["published"], claim["found"], claim["verdict"])
-    console.print(table)
+    _wide_console().print(table)
 
 
 def _committed() -> tuple[Any, Any]:

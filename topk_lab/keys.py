@@ -19,10 +19,12 @@ step  key                    bits      counted if               one bin holds
 ====  =====================  ========  =======================  ============================
 
 The SGLang kernels cut 256 bins at a time from `order_key` itself, so that the best bin is the last:
-the upper 8 bits of the float16 key first, then the float32 key from the top, 8 bits a pass.
+the upper 8 bits of the float16 key first, then the float32 key from the top, 8 bits a pass. The
+AITER kernels cut theirs from the complement, 12 or 11 bits a pass from the top.
 
-Source: the bins are those of vLLM ``csrc/libtorch_stable/sampler.cu`` and of SGLang
-``csrc/elementwise/deepseek_v4_topk.cu``; the rounding is IEEE 754's to nearest, ties to even.
+Source: the bins are those of vLLM ``csrc/libtorch_stable/sampler.cu``, of SGLang
+``csrc/elementwise/deepseek_v4_topk.cu`` and of AITER ``csrc/kernels/topk_per_row_kernels.cu``; the
+rounding is IEEE 754's to nearest, ties to even.
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ __all__ = [
     "NEG_INF_BITS",
     "NUM_BINS",
     "NUM_DIGIT_BINS",
+    "NUM_DIGIT_PASSES",
     "NUM_PASSES",
     "NUM_STEPS",
     "PAD_BITS",
@@ -46,6 +49,7 @@ __all__ = [
     "half_bits",
     "key_digit",
     "order_key",
+    "positive_zero",
     "step_bin",
     "step_matches",
 ]
@@ -55,6 +59,8 @@ NUM_BINS = 2048
 
 NUM_PASSES = 5  # of the SGLang lineage: coarse, and the four digits of the key
 NUM_DIGIT_BINS = 256
+
+NUM_DIGIT_PASSES = 3  # of the AITER lineage: 12 or 11 bits of the key each, the last what is left
 
 # The one NaN: complement key 0, bin 0 in every step.
 NAN_BITS = np.uint32(0x7FFFFFFF)
@@ -102,6 +108,12 @@ def order_key(bits):
     All NaNs are alike and the greatest. -0.0 stands just below +0.0, as in the kernels.
     """
     return np.uint32(~complement_key(canonical_bits(bits)))
+
+
+@njit
+def positive_zero(bits):
+    """Bits with -0.0 made +0.0, for selections that tell no zeros apart: uint32 -> uint32."""
+    return np.uint32(0) if bits == SIGN else np.uint32(bits)
 
 
 @njit

@@ -10,18 +10,25 @@ import ctypes
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from topk_lab.contract.words import check_word
+from topk_lab.contract.words import TIE_BREAKS, check_word
 from topk_lab.schedules import (
     GENERIC_RANK_COUNT_COLUMNS,
+    OneBlockPolicy,
     StashPolicy,
+    TopKPolicy,
     Variant,
     gate_refusal,
     max_splits,
     parse_variant,
 )
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 __all__ = [
+    "NUM_DIGIT_PASSES",
     "NUM_PASSES",
     "NUM_STEPS",
     "Buffer",
@@ -35,9 +42,10 @@ __all__ = [
     "workspace_bytes",
 ]
 
-# Records of a traced block: radix steps of the vLLM lineage, passes of the SGLang lineage.
+# Records of a traced block: radix steps (vLLM lineage), passes (SGLang), passes of digits (AITER).
 NUM_STEPS = 4
 NUM_PASSES = 5
+NUM_DIGIT_PASSES = 3
 
 PAGE_TRANSFORM_BLOCK_SIZE = 256
 ORDERS = ("any", "index")  # as the kernels' Order
@@ -122,6 +130,8 @@ class Shape:
         0 where every row has its own end, else the rows that share a sequence length.
     has_row_starts : bool
         Whether rows begin at columns of their own.
+    tie_break : {"any", "lowest"}
+        Which of equal logits are kept.
     order : {"any", "index"}
         Of a row's answer.
     paging : Paging or None
@@ -136,6 +146,7 @@ class Shape:
     values_stride: int | None = None
     next_n: int = 0
     has_row_starts: bool = False
+    tie_break: str = "any"
     order: str = "any"
     paging: Paging | None = None
 
@@ -284,19 +295,18 @@ def plan(variant: str, shape: Shape, *, study: bool = False, traced: bool = Fals
         raise ValueError(f"variant {chosen} is not compiled; it runs on target numba only")
 
     splits = max_splits(chosen, shape.num_rows, shape.num_cols)
-    stashing = isinstance(chosen.policy, StashPolicy)
-    check_word("order", shape.order, ORDERS if stashing else ORDERS[:1])
+    lineage = _LINEAGES[type(chosen.policy)]
+    check_word("tie_break", shape.tie_break, lineage.tie_breaks)
+    check_word("order", shape.order, lineage.orders)
     launches: tuple[Launch, ...] = ()
     if shape.num_rows:
-        launches = (_stash_launches if stashing else _split_launches)(chosen, shape, traced)
+        launches = lineage.launches(chosen, shape, traced)
     return Plan(
         variant=chosen,
         launches=launches,
         max_splits=splits,
         workspace_bytes=workspace_bytes(chosen, shape.num_rows, shape.num_cols, shape.k),
-        trace_shape=(shape.num_rows, 1, NUM_PASSES)
-        if stashing
-        else (shape.num_rows, splits + 1, NUM_STEPS),
+        trace_shape=(shape.num_rows, splits + lineage.merges, lineage.passes),
     )
 
 
@@ -344,23 +354,34 @@ def _read_pointers(shape: Shape) -> list[tuple[str, Buffer]]:
     return [(name, Buffer(name)) for name in names]
 
 
-def _stash_launches(chosen: Variant, shape: Shape, traced: bool) -> tuple[Launch, ...]:
-    """One launch: a block a row, the page transform fused."""
-    policy = chosen.policy
+def _row_launch(kernel: str, block: int, lds: int, shape: Shape, traced: bool) -> Launch:
+    """A launch of a block a row, the page transform fused."""
     written = ["indices"] if shape.indices_stride is not None else []
     written += ["values"] if shape.values_stride is not None else []
     written += ["page_table", "slots"] if shape.paging else []
     written += ["trace"] if traced else []
-    return (
-        Launch(
-            f"{_prefix(chosen)}_select{'_traced' if traced else ''}",
-            (shape.num_rows, 1),
-            policy.block_size,
-            policy.stash_kib * 1024,
-            _paged_params(shape),
-            (*_read_pointers(shape), *((name, Buffer(name)) for name in written)),
-        ),
+    return Launch(
+        kernel + ("_traced" if traced else ""),
+        (shape.num_rows, 1),
+        block,
+        lds,
+        _paged_params(shape),
+        (*_read_pointers(shape), *((name, Buffer(name)) for name in written)),
     )
+
+
+def _stash_launches(chosen: Variant, shape: Shape, traced: bool) -> tuple[Launch, ...]:
+    """One launch, whose order is an argument."""
+    policy = chosen.policy
+    kernel = f"{_prefix(chosen)}_select"
+    return (_row_launch(kernel, policy.block_size, policy.stash_kib * 1024, shape, traced),)
+
+
+def _one_block_launches(chosen: Variant, shape: Shape, traced: bool) -> tuple[Launch, ...]:
+    """One launch: any promise is kept by the kernel whose answer is stable."""
+    stable = shape.tie_break == "lowest" or shape.order == "index"
+    kernel = f"{_prefix(chosen)}_{'stable_' if stable else ''}select"
+    return (_row_launch(kernel, chosen.policy.block_size, 0, shape, traced),)
 
 
 def _split_launches(chosen: Variant, shape: Shape, traced: bool) -> tuple[Launch, ...]:
@@ -419,3 +440,21 @@ def _split_launches(chosen: Variant, shape: Shape, traced: bool) -> tuple[Launch
             )
         )
     return tuple(launches)
+
+
+@dataclass(frozen=True)
+class _Lineage:
+    """What the plans of a kind of policy have in common."""
+
+    launches: Callable[[Variant, Shape, bool], tuple[Launch, ...]]
+    merges: int  # traced blocks a row beside those that select
+    passes: int  # records of a traced block
+    tie_breaks: tuple[str, ...]
+    orders: tuple[str, ...]
+
+
+_LINEAGES = {
+    TopKPolicy: _Lineage(_split_launches, 1, NUM_STEPS, TIE_BREAKS[:1], ORDERS[:1]),
+    StashPolicy: _Lineage(_stash_launches, 0, NUM_PASSES, TIE_BREAKS[:1], ORDERS),
+    OneBlockPolicy: _Lineage(_one_block_launches, 0, NUM_DIGIT_PASSES, TIE_BREAKS, ORDERS),
+}

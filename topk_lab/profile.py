@@ -392,13 +392,15 @@ def _atomics(logits: np.ndarray, plain: targets.Outcome, traced: targets.Outcome
 
 
 def _of_passes(
-    part: np.ndarray, policy: schedules.TopKPolicy | schedules.StashPolicy, steps: np.ndarray
+    part: np.ndarray,
+    policy: schedules.TopKPolicy | schedules.StashPolicy | schedules.OneBlockPolicy,
+    steps: np.ndarray,
 ) -> dict[str, int]:
     """What a block's histograms take, by the source and as compiled."""
     from topk_lab.reference.increments import pass_atomics
 
     first = steps["histogram"][0]
-    if isinstance(policy, schedules.StashPolicy):
+    if not isinstance(policy, schedules.TopKPolicy):
         return {
             "hot_bin": int(first.argmax()),
             "step0_hot": int(first.max()),

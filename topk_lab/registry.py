@@ -38,6 +38,14 @@ class VariantInfo:
     tie_breaks: tuple[str, ...] = ("any",)
     orders: tuple[str, ...] = ("any",)
 
+    @property
+    def graph_safe(self) -> bool:
+        """Whether a captured call stays right for all later lengths and contents.
+
+        Every variant that is launched from a plan claims it: a plan depends on shapes alone.
+        """
+        return self.name in schedules.POLICIES
+
 
 VARIANTS = {
     info.name: info
@@ -80,6 +88,14 @@ VARIANTS = {
                 ("sglang_block512", "SGLang before #36004, made exact: one block of 512 a row"),
                 ("sglang_block1024", "SGLang #36004, made exact: one block of 1024 threads a row"),
             )
+        ),
+        VariantInfo(
+            "aiter_one_block",
+            "AITER decode: one block of 1024 threads a row, 12 bits a pass, any k",
+            ("numba", *EMULATED_TARGETS, *DEVICE_TARGETS),
+            None,
+            ("any", "lowest"),
+            ("any", "index"),
         ),
         VariantInfo("torch", "baseline: torch.topk over order keys", ("torch",), None),
     )

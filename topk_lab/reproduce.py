@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from topk_lab import targets, verify
+from topk_lab import schedules, targets, verify
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -48,8 +48,20 @@ PROGRAMME = (
             ("page_tables", None),
         )
     ),
+    *(
+        (experiment, "aiter_one_block", seed)
+        for experiment, seed in (
+            ("workloads", None),
+            ("workloads", 1),
+            ("stable_answers", None),
+            ("stable_answers", 1),
+            ("pass_by_pass", None),
+            ("page_tables", None),
+        )
+    ),
     ("page_tables", "vllm_k512", None),
     ("page_tables", "vllm_generic", None),
+    *(("graph_replays", variant, None) for variant in schedules.POLICIES),
     ("exactness_under_overflow", "sglang_block1024", None),
     ("sglang_index_sets", "sglang_block1024", None),
 )

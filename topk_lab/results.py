@@ -23,7 +23,7 @@ import statistics
 import tempfile
 import tomllib
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CELL_FIELDS",
+    "IDENTITY",
     "KINDS",
     "STATUSES",
     "RecordError",
@@ -50,6 +51,7 @@ __all__ = [
     "RunInfo",
     "compact",
     "data_root",
+    "identity",
     "latest",
     "load",
     "load_committed",
@@ -585,8 +587,29 @@ def load_committed() -> pd.DataFrame:
     return load([folder for folder in folders if folder.is_dir()])
 
 
-def _identity(cell: Any) -> str:
-    return json.dumps([cell[name] for name in IDENTITY], sort_keys=True, default=_plain_number)
+def identity(cell: Mapping[str, Any], fields: Sequence[str] = IDENTITY) -> str:
+    """What all runs of a cell have in common, as one text.
+
+    Parameters
+    ----------
+    cell : mapping
+        A line of the frame that `load` returns.
+    fields : sequence of str, optional
+        Which fields. Default: all that tell cells apart.
+
+    Returns
+    -------
+    str
+        Equal for equal cells, even where one frame holds a number as 20 and another, for a gap in
+        that column, as 20.0.
+    """
+    values = [cell[name] for name in fields]
+    for position, value in enumerate(values):
+        if isinstance(value, float):
+            values[position] = None if math.isnan(value) else value
+            if value.is_integer():
+                values[position] = int(value)
+    return json.dumps(values, sort_keys=True, default=_plain_number)
 
 
 def latest(frame: pd.DataFrame) -> pd.DataFrame:
@@ -606,7 +629,7 @@ def latest(frame: pd.DataFrame) -> pd.DataFrame:
     if frame.empty:
         return frame
     ordered = frame.sort_values("recorded", kind="stable")
-    keys = [_identity(cell) for cell in ordered.to_dict("records")]
+    keys = [identity(cell) for cell in ordered.to_dict("records")]
     last = {key: position for position, key in enumerate(keys)}
     return ordered.iloc[sorted(last.values())].sort_index()
 
@@ -634,7 +657,7 @@ def compact(path: str | os.PathLike[str]) -> int:
         (line for line in lines if "experiment" in line), key=lambda line: runs[line["run"]]["time"]
     ):
         device = device_name_of(line["target"], runs[line["run"]]["environment"])
-        key = _identity({**line, "device": device})
+        key = identity({**line, "device": device})
         newest.pop(key, None)
         newest[key] = line
     kept: list[dict[str, Any]] = []

@@ -1,11 +1,12 @@
 """Which policy does a variant have, and into how many splits does it cut a row?
 
-The truth is ``kernels/include/topk_lab/policy.hpp`` and ``stash_policy.hpp``; this module is the
-copy that plans and twins use. A test compares the two through the probe kernel of each code object,
-on every bound and on both sides of it.
+The truth is ``policy.hpp``, ``stash_policy.hpp`` and ``one_block_policy.hpp`` in
+``kernels/include/topk_lab``; this module is the copy that plans and twins use. A test compares the
+two through the probe kernel of each code object, on every bound and on both sides of it.
 
 Source of the numbers: vLLM ``csrc/libtorch_stable/sampler.cu`` as of #56743; SGLang
-``csrc/elementwise/deepseek_v4_topk.cu`` as of #36004.
+``csrc/elementwise/deepseek_v4_topk.cu`` as of #36004; AITER
+``csrc/kernels/topk_per_row_kernels.cu``.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 __all__ = [
     "ABLATIONS",
     "POLICIES",
+    "OneBlockPolicy",
     "StashPolicy",
     "TopKPolicy",
     "Variant",
@@ -38,6 +40,7 @@ OVERFLOWS = ("rescan", "drop")
 # Of gfx950, of gfx942, and one that LDS of 64 KiB has no room for: the twin's alone.
 STASH_KIB = (40, 48, 128)
 BLOCK_SIZES = (256, 512, 768, 1024)  # of a block a row
+DIGIT_BITS = (11, 12)
 
 # With final_order="by_size", up to this many final items are ranked, more are sorted.
 RANK_COUNT_LIMIT = 128
@@ -156,6 +159,32 @@ class StashPolicy:
         return self.unsound_because is None
 
 
+@dataclass(frozen=True)
+class OneBlockPolicy:
+    """The named fields in which the AITER kernels differ.
+
+    Attributes
+    ----------
+    block_size : int
+        Threads of a block: one block a row.
+    digit_bits : int
+        Bits of the key that a pass fixes; the last pass fixes what is left of 32.
+    """
+
+    block_size: int
+    digit_bits: int
+
+    @property
+    def unsound_because(self) -> str | None:
+        """None: no policy of this lineage leaves a winner out."""
+        return None
+
+    @property
+    def sound(self) -> bool:
+        """True: every result is exact."""
+        return True
+
+
 _K512 = TopKPolicy(
     block_size=1024,
     merge_block_size=1024,
@@ -170,7 +199,7 @@ _K512 = TopKPolicy(
     splits="k512",
 )
 
-POLICIES: dict[str, TopKPolicy | StashPolicy] = {
+POLICIES: dict[str, TopKPolicy | StashPolicy | OneBlockPolicy] = {
     "vllm_generic": TopKPolicy(
         block_size=512,
         merge_block_size=1024,
@@ -190,6 +219,7 @@ POLICIES: dict[str, TopKPolicy | StashPolicy] = {
     ),
     "sglang_block512": StashPolicy(block_size=512, stash_kib=40, max_k=1024, overflow="rescan"),
     "sglang_block1024": StashPolicy(block_size=1024, stash_kib=40, max_k=1024, overflow="rescan"),
+    "aiter_one_block": OneBlockPolicy(block_size=1024, digit_bits=12),
 }
 
 # No remedy for -inf: not counted apart, and sorted under pads that keep it exact.
@@ -232,6 +262,7 @@ ABLATIONS = {
         "drop": {"overflow": "drop"},
         "drop_stash48": {"stash_kib": 48, "overflow": "drop"},
     },
+    "aiter_one_block": {"digit11": {"digit_bits": 11}},
 }
 
 
@@ -243,12 +274,12 @@ class Variant:
     ----------
     name : str
         Key of `POLICIES`.
-    policy : TopKPolicy or StashPolicy
+    policy : TopKPolicy, StashPolicy or OneBlockPolicy
         The policy, with any field changed that the caller named.
     """
 
     name: str
-    policy: TopKPolicy | StashPolicy
+    policy: TopKPolicy | StashPolicy | OneBlockPolicy
 
     @property
     def changes(self) -> dict[str, object]:
@@ -329,7 +360,7 @@ FIELD_WORDS = {
     "splits": ("k512", "h200", *(f"fixed_{count}" for count in range(1, MOST_FIXED_SPLITS + 1))),
     "overflow": OVERFLOWS,
 }
-FIELD_NUMBERS = {"stash_kib": STASH_KIB}
+FIELD_NUMBERS = {"stash_kib": STASH_KIB, "digit_bits": DIGIT_BITS}
 
 
 def _field_value(default: object, name: str, text: str, numbers: tuple[int, ...] | None) -> object:
@@ -403,7 +434,8 @@ def parse_variant(text: str) -> Variant:
             )
         if field in changes:
             raise ValueError(f"policy field {field} must be given once, got {text!r}")
-        allowed = BLOCK_SIZES if field == "block_size" and isinstance(policy, StashPolicy) else None
+        a_block_a_row = not isinstance(policy, TopKPolicy)
+        allowed = BLOCK_SIZES if field == "block_size" and a_block_a_row else None
         changes[field] = _field_value(getattr(policy, field), field, value, allowed)
     return Variant(name, dataclasses.replace(policy, **changes))
 
@@ -436,7 +468,7 @@ def max_splits(variant: str | Variant, num_rows: int, num_cols: int) -> int:
         Second grid dimension, and the splits that the workspace holds; 1 means no merge.
     """
     policy = _policy_of(variant)
-    if isinstance(policy, StashPolicy):
+    if not isinstance(policy, TopKPolicy):
         return 1
     if policy.split_schedule == "generic":
         return GENERIC_SPLITS if num_cols >= GENERIC_SPLIT_COLUMNS else 1
@@ -490,7 +522,7 @@ def active_splits(variant: str | Variant, num_rows: int, row_len: int, split_lim
         columns or more.
     """
     policy = _policy_of(variant)
-    if isinstance(policy, StashPolicy) or policy.split_schedule == "generic":
+    if not isinstance(policy, TopKPolicy) or policy.split_schedule == "generic":
         return split_limit
     wanted = {"k512": _k512_splits, "h200": _h200_splits, "fixed": lambda *_: split_limit}
     chosen = wanted[policy.split_schedule](num_rows, row_len)
@@ -521,5 +553,7 @@ def gate_refusal(name: str, num_rows: int, num_cols: int, k: int) -> str | None:
         if num_cols > K512_MAX_COLUMNS:
             return f"num_cols must be at most {K512_MAX_COLUMNS} for {name}, got {num_cols}"
         return None
+    if isinstance(policy, OneBlockPolicy):
+        return None if k >= 1 else f"k must be at least 1 for {name}, got {k}"
     limit = policy.max_k
     return None if 1 <= k <= limit else f"k must be in [1, {limit}] for {name}, got {k}"

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import pandas as pd
     import torch
 
+    from topk_lab import driver
     from topk_lab.emulator import Emulator, LaunchCount
 
 __all__ = [
@@ -32,6 +33,8 @@ __all__ = [
     "Outcome",
     "Status",
     "aligned",
+    "code_of",
+    "emulate",
     "run",
     "status",
     "variants",
@@ -162,8 +165,8 @@ def variants() -> pd.DataFrame:
     Returns
     -------
     pandas.DataFrame
-        Columns variant, description, target, usable, why_not, max_k, tie_breaks, orders; a row for
-        each variant and target.
+        Columns variant, description, target, usable, why_not, max_k, tie_breaks, orders,
+        graph_safe; a row for each variant and target.
     """
     import pandas as pd
 
@@ -178,6 +181,7 @@ def variants() -> pd.DataFrame:
             "max_k": info.max_k,
             "tie_breaks": ", ".join(info.tie_breaks),
             "orders": ", ".join(info.orders),
+            "graph_safe": info.graph_safe,
         }
         for info in registry.VARIANTS.values()
         for target in info.targets
@@ -229,13 +233,35 @@ def _span(array: np.ndarray) -> int:
     )
 
 
-def _emulate(
+def emulate(
     target: str,
     plan: plans.Plan,
     arrays: dict[str, np.ndarray],
-    seed: int | None,
-    count: str,
+    seed: int | None = None,
+    count: str = "basic",
 ) -> tuple[str, list[LaunchCount]]:
+    """Run a plan's compiled kernels on the emulator, in arrays.
+
+    Parameters
+    ----------
+    target : str
+        One of `AMD_TARGETS`.
+    plan : Plan
+    arrays : dict of str to ndarray
+        Buffer name -> memory; inputs can't be written.
+    seed, count
+        As for `run`.
+
+    Returns
+    -------
+    str, list of LaunchCount
+        Hash of the code object that ran last, and a count a launch.
+
+    Raises
+    ------
+    topk_lab.code_objects.CodeObjectError, topk_lab.emulator.EmulationFault
+        As for `run`.
+    """
     from topk_lab.emulator import MemoryRegion
 
     regions = [
@@ -280,7 +306,6 @@ def _launch(target: str, plan: plans.Plan, arrays: dict[str, np.ndarray]) -> str
     import torch
 
     from topk_lab import driver
-    from topk_lab.driver.device import code_target
 
     device = torch.device("cuda", torch.cuda.current_device())
     strided = ("logits", "page_table")
@@ -296,6 +321,13 @@ def _launch(target: str, plan: plans.Plan, arrays: dict[str, np.ndarray]) -> str
     for name, tensor in words.items():
         if name not in READ_ONLY:
             _words(arrays[name])[...] = tensor.cpu().numpy()
+    return code_of(plan, opened)
+
+
+def code_of(plan: plans.Plan, opened: driver.Device) -> str:
+    """Hashes of the code objects that a plan's kernels come from, on an opened device."""
+    from topk_lab.driver.device import code_target
+
     built_for = code_target(opened.platform, opened.arch, opened.name)
     sources = {code_objects.kernel_source(launch.kernel) for launch in plan.launches}
     return " ".join(code_objects.find(source, built_for).sha256 for source in sorted(sources))
@@ -316,6 +348,7 @@ def run(
     row_starts: np.ndarray | None = None,
     seq_lens: np.ndarray | None = None,
     next_n: int = 1,
+    tie_break: str = "any",
     order: str = "any",
     page_table: np.ndarray | None = None,
     page_size: int | None = None,
@@ -341,7 +374,7 @@ def run(
     row_ends, row_starts : (num_rows,) int32 array, optional
     seq_lens : (batch,) or (batch, next_n) int32 array, optional
     next_n : int, default 1
-    order : str, default "any"
+    tie_break, order : str, default "any"
         As in `topk_lab.topk`.
     page_table : (num_rows, pages) or (batch, pages) int32 array, optional
     page_size : int, optional
@@ -375,7 +408,7 @@ def run(
     topk_lab.driver.DriverError
         The device can't be used, or refused.
     """
-    info = registry.resolve(variant, order=order)
+    info = registry.resolve(variant, tie_break=tie_break, order=order)
     _check_logits(logits)
     k = positive_int("k", k, INT32_MAX)
     if seed is not None:
@@ -401,7 +434,9 @@ def run(
             f"target must be one of {', '.join(info.targets)} for {info.name}, got {target!r}"
         )
     if target in ("numba", "torch"):
-        outcome = _run_twin(variant, logits, k, starts, ends, order, values, traced, study)
+        outcome = _run_twin(
+            variant, logits, k, starts, ends, tie_break, order, values, traced, study
+        )
         if paging is None:
             return outcome
         from topk_lab.reference import paging as paging_twin
@@ -421,6 +456,7 @@ def run(
         values_stride=k if values else None,
         next_n=lengths_next_n,
         has_row_starts=row_starts is not None,
+        tie_break=tie_break,
         order=order,
         paging=paging,
     )
@@ -448,7 +484,7 @@ def run(
             raise DriverError(state.reason, state.fix)
         code, counts = _launch(target, plan, arrays), []
     else:
-        code, counts = _emulate(target, plan, arrays, seed, count)
+        code, counts = emulate(target, plan, arrays, seed, count)
     splits = np.zeros(num_rows, np.int64)
     if plan.workspace_bytes:
         slots = workspace[: workspace.size // 2].reshape(num_rows, plan.max_splits, k)
@@ -547,6 +583,7 @@ def _run_twin(
     k: int,
     starts: np.ndarray,
     ends: np.ndarray,
+    tie_break: str,
     order: str,
     values: bool,
     traced: bool,
@@ -571,7 +608,16 @@ def _run_twin(
 
         chosen_variant = schedules.parse_variant(variant)
         chosen_variant.refuse_unsound(study)
-        selection = twins.select(chosen_variant, logits, k, starts, ends, order=order, trace=traced)
+        selection = twins.select(
+            chosen_variant,
+            logits,
+            k,
+            starts,
+            ends,
+            tie_break=tie_break,
+            order=order,
+            trace=traced,
+        )
         indices, chosen, steps = selection.indices, selection.values, selection.trace
         if selection.split_indices.size:
             splits = _written_splits(selection.split_indices)

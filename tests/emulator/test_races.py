@@ -157,6 +157,28 @@ ABLATIONS = [
 ]
 
 
+@pytest.mark.parametrize("variant", ["aiter_one_block", "aiter_one_block[digit_bits=11]"])
+@pytest.mark.parametrize("tie_break", ["any", "lowest"])
+def test_no_seed_finds_a_race_in_one_block_a_row(
+    amd_target: str, variant: str, tie_break: str
+) -> None:
+    row_ends = np.array([33_001, 513, 100], np.int32)
+    for seed, workload in enumerate(("normal", "masked_blocks", "few_values", "constant")):
+        logits = workloads.make(workload, 3, 33_001, row_ends=row_ends)
+        for traced in (False, True):
+            outcome = targets.run(
+                amd_target,
+                variant,
+                logits,
+                512,
+                row_ends=row_ends,
+                tie_break=tie_break,
+                traced=traced,
+                seed=seed,
+            )
+            assert (outcome.indices[2, 100:] == -1).all()
+
+
 @pytest.mark.parametrize("variant", ["vllm_generic", "vllm_k512", *ABLATIONS])
 def test_no_seed_finds_a_race_in_the_selections(amd_target: str, variant: str) -> None:
     row_ends = np.array([33_000, 513, 100], np.int32)

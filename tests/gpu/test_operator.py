@@ -52,6 +52,18 @@ def test_one_block_a_row_is_exact(variant, experiment):
         assert check.holds(finding), verify.line(check, finding)
 
 
+@pytest.mark.parametrize("variant", ["aiter_one_block", "aiter_one_block[digit_bits=11]"])
+@pytest.mark.parametrize(
+    "experiment", ["boundaries", "workloads", "stable_answers", "page_tables", "pass_by_pass"]
+)
+def test_one_block_without_a_stash_is_exact(variant, experiment):
+    planned = verify.checks(experiment, variant, TARGET)
+    assert planned
+    for check in planned:
+        finding = verify.run(check)
+        assert check.holds(finding), verify.line(check, finding)
+
+
 @pytest.mark.parametrize("experiment", ["exactness_under_overflow", "sglang_index_sets"])
 def test_the_source_of_one_block_a_row_is_borne_out(experiment):
     for check in verify.checks(experiment, "sglang_block1024", TARGET):
@@ -67,7 +79,14 @@ def test_the_page_transform_follows_any_selection(variant):
 
 
 @pytest.mark.parametrize(
-    "variant", [*VARIANTS, "sglang_block512", "sglang_block1024", "sglang_block1024[stash_kib=48]"]
+    "variant",
+    [
+        *VARIANTS,
+        "sglang_block512",
+        "sglang_block1024",
+        "sglang_block1024[stash_kib=48]",
+        "aiter_one_block",
+    ],
 )
 def test_a_captured_graph_reads_lengths_and_pages_anew(variant):
     num_rows, num_cols, page_size = 6, 70_000, 64
@@ -111,6 +130,19 @@ def test_rising_indices_of_a_device():
     logits = rows(5, 40_000, "few_values")
     indices = topk_lab.topk(logits, 1000, variant="sglang_block1024", order="index")
     checked(logits, indices, order="index")
+
+
+@pytest.mark.parametrize("promises", [{"tie_break": "lowest"}, {"order": "index"}])
+@pytest.mark.parametrize("k", [1, 1000, 5000])
+def test_stable_answers_of_a_device_are_those_of_the_reference(k, promises):
+    logits, ends = rows(5, 40_001, "few_values"), row_ends(5, 40_001, 1001, 3)
+    given = {"row_ends": ends, "variant": "aiter_one_block", "return_values": True, **promises}
+    values, indices = topk_lab.topk(logits, k, **given)
+    due_values, due = topk_lab.topk(
+        logits.cpu(), k, row_ends=ends.cpu(), order="index", return_values=True
+    )
+    assert torch.equal(indices.cpu(), due)
+    assert torch.equal(values.cpu(), due_values)
 
 
 def test_a_table_of_another_device_or_width_is_refused():

@@ -2,12 +2,13 @@
 
 import doctest
 import itertools
+import re
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from topk_lab import cases, keys, schedules, workloads
+from topk_lab import cases, keys, schedules, toolchain, workloads
 from topk_lab.contract import UNWRITTEN, assert_exact, find_violations, live_bounds
 from topk_lab.reference import exact, trace, trace_record, vllm
 from topk_lab.reference.trace_record import TRACE_STEP
@@ -302,7 +303,8 @@ def test_every_step_keeps_its_invariant(variant, name):
             threshold, size, above = (
                 int(record[field]) for field in ("threshold_bin", "bin_size", "above")
             )
-            np.testing.assert_array_equal(record["histogram"], histogram)
+            np.testing.assert_array_equal(record["histogram"][:2048], histogram)
+            assert not record["histogram"][2048:].any()
             assert record["prefix"] == prefix
             assert above == found + histogram[:threshold].sum()
             assert size == histogram[threshold]
@@ -473,7 +475,7 @@ def test_generic_ranks_in_narrow_buffers_and_sorts_in_wide_ones():
             "vllm",
             (1, 8),
             1,
-            "variant must be one of vllm_generic, vllm_k512, .*, sglang_block1024, got 'vllm'",
+            "variant must be one of vllm_generic, vllm_k512, .*, aiter_one_block, got 'vllm'",
         ),
     ],
 )
@@ -503,7 +505,9 @@ def test_trace_record_is_the_kernels():
         ("fits", 28),
         ("histogram", 32),
     ]
-    assert TRACE_STEP.itemsize == 32 + 4 * 2048
+    header = toolchain.kernels_folder() / "include" / "topk_lab" / "params.hpp"
+    (bins,) = re.findall(r"inline constexpr int trace_bins = (\d+);", header.read_text())
+    assert TRACE_STEP.itemsize == 32 + 4 * int(bins) == 32 + 4 * 4096
 
 
 def test_one_specialisation_and_no_floats():

@@ -38,7 +38,7 @@ class Inputs:
     Parameters
     ----------
     logits : (num_rows, num_cols) float32 ndarray or tensor
-        What is timed: on the host, or where `device` puts tensors.
+        What is timed. Answers are judged where it is: an array on the host, a tensor on its device.
     device : Device
         Where to.
     cache : str
@@ -56,7 +56,8 @@ class Inputs:
     ) -> None:
         import torch
 
-        self.logits = torch.from_numpy(logits) if isinstance(logits, np.ndarray) else logits
+        self.on_host = isinstance(logits, np.ndarray)
+        self.logits = torch.from_numpy(logits) if self.on_host else logits
         num_rows, num_cols = self.logits.shape
         ends = np.full(num_rows, num_cols, np.int32) if row_ends is None else row_ends
         self.row_ends = torch.from_numpy(ends).to(device.place)
@@ -100,7 +101,7 @@ class Inputs:
         def check(output: torch.Tensor) -> str | None:
             indices = output.to(torch.int32) if columns is None else columns(output)
             rows = slice(None)
-            if not self.logits.is_cpu:  # too much for the host: it sees the first wrong row alone
+            if not self.on_host:  # too much for the host: it sees the first wrong row alone
                 wrong = inexact_rows(self.logits, indices, self.row_ends)
                 if not wrong.numel():
                     return None
@@ -110,7 +111,7 @@ class Inputs:
             violations = find_violations(seen, answer, row_ends=ends)
             if violations:
                 return f"{len(violations)} violations; {violations[0]}"
-            return None if self.logits.is_cpu else f"row {rows.start}: not an exact selection"
+            return None if self.on_host else f"row {rows.start}: not an exact selection"
 
         return self._candidate(make, UNWRITTEN, check)
 

@@ -1,4 +1,4 @@
-"""What does a captured graph save, what does it cost to serve every length, how many splits are best?
+"""What does a captured graph save, what does its generality cost, how many splits are best?
 
 Three experiments. ``graph_calls``: eager calls, and graphs of one call to many. ``graph_replay``:
 one graph for 200 lengths over three orders of magnitude, beside selections whose split count was

@@ -16,6 +16,7 @@ buffer      width and lengths
 
 from __future__ import annotations
 
+import functools
 import itertools
 from dataclasses import replace
 from typing import Any
@@ -123,14 +124,19 @@ def _cases() -> list[dict[str, Any]]:
     return [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
 
 
-def matrix_cells() -> list[Cell]:
-    """Every case in every buffer and state of the caches that is timed."""
-    return [
+@functools.cache
+def _all_cells() -> tuple[Cell, ...]:
+    return tuple(
         _cell(case | {"buffer": buffer}, cache)
         for cache, buffers in STATES.items()
         for buffer in buffers
         for case in _cases()
-    ]
+    )
+
+
+def matrix_cells() -> list[Cell]:
+    """Every case in every buffer and state of the caches that is timed."""
+    return list(_all_cells())
 
 
 def profiled_cells() -> list[Cell]:

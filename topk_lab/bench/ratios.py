@@ -174,7 +174,7 @@ def geomeans(
     rows = []
     for (variant, cache), group in ratios.groupby(["variant", "cache"]):
         values = group[column].to_numpy()
-        samples = list(group["samples_us"])
+        samples = group["samples_us"]
         medians = [np.median(mine) for mine in samples]
         low, high = geomean_interval(values * drawn_medians(samples, draws, rng) / medians, rng)
         rows.append(

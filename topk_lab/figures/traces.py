@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -33,6 +34,7 @@ class _Step(NamedTuple):
     num_bins: int
     best_bin: int  # the first or the last
     unless_it_fits: str  # what its threshold bin is
+    if_it_fits: str = "fits on chip"
 
 
 VLLM_STEPS = (
@@ -55,6 +57,28 @@ STASH_PASSES = (
 )
 
 
+def _digit_passes(digit_bits: int) -> tuple[_Step, ...]:
+    """What the passes of the AITER lineage count: `digit_bits` each, the last what is left."""
+    edges = [*range(32, 0, -digit_bits), 0]
+    return tuple(
+        _Step(
+            f"pass {number}: float key, bits {upper - 1}-{lower}",
+            2 ** (upper - lower),
+            0,
+            "too many" if lower else EQUAL,
+            "all wanted",
+        )
+        for number, (upper, lower) in enumerate(itertools.pairwise(edges))
+    )
+
+
+def _counted(policy: Any) -> tuple[_Step, ...]:
+    """What each step of a policy's lineage counts."""
+    if isinstance(policy, schedules.OneBlockPolicy):
+        return _digit_passes(policy.digit_bits)
+    return STASH_PASSES if isinstance(policy, schedules.StashPolicy) else VLLM_STEPS
+
+
 def trace_bins(trace: Any) -> pd.DataFrame:
     """Lay out the histograms of a trace, one line a bin that holds something.
 
@@ -67,14 +91,13 @@ def trace_bins(trace: Any) -> pd.DataFrame:
     -------
     pandas.DataFrame
         The columns of ``trace.frame()``, ``bin`` and ``count``; and of the step its ``title``,
-        ``num_bins``, ``best_bin`` (the first or the last) and ``unless_it_fits`` (what its
-        threshold bin is then).
+        ``num_bins``, ``best_bin`` (the first or the last), ``unless_it_fits`` and ``if_it_fits``
+        (what its threshold bin is then).
     """
     import numpy as np
     import pandas as pd
 
-    policy = schedules.parse_variant(trace.variant).policy
-    counted = STASH_PASSES if isinstance(policy, schedules.StashPolicy) else VLLM_STEPS
+    counted = _counted(schedules.parse_variant(trace.variant).policy)
     steps = trace.frame()
     described = pd.DataFrame([counted[step] for step in steps["step"]], columns=_Step._fields)
     steps = pd.concat([steps, described], axis=1)
@@ -113,7 +136,7 @@ def trace_histograms(
     frame : pandas.DataFrame
         As `trace_bins` returns it: ``block``, ``step``, ``bin``, ``count``, ``threshold_bin``,
         ``bin_size``, ``above``, ``fits``, ``title``, ``num_bins``, ``best_bin``,
-        ``unless_it_fits``.
+        ``unless_it_fits``, ``if_it_fits``.
     block : str, optional
         "row", "split 0", ..., "merge". Default: the last one.
     axes : sequence of Axes, optional
@@ -175,7 +198,7 @@ def _threshold_text(step: pd.Series) -> str:
     size, above = int(step["bin_size"]), int(step["above"])
     after = step["unless_it_fits"]
     if step["fits"] and after != EQUAL:
-        after = "fits on chip"
+        after = step["if_it_fits"]
     return f"threshold bin {int(step['threshold_bin'])}: {above} above, {size} in it, {after}"
 
 

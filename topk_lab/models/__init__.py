@@ -7,7 +7,8 @@ many winners a full stash loses, is arithmetic (`topk_lab.models.arithmetic`). W
 change in the work of a block and of a wave is counted (`topk_lab.models.work`). How many atomics
 meet at one bin, and what the remedies save, is `topk_lab.models.contention`. How speed-ups spread
 over many cells, and which cells lose, is `topk_lab.models.pairs`; what it costs that one captured
-graph serves every length is `topk_lab.models.graphs`.
+graph serves every length is `topk_lab.models.graphs`. Intervals, here and in `topk_lab.bench`, are
+those of `topk_lab.models.bootstrap`.
 
 Frames in, frames out: nothing here times anything, and only published tables are read.
 """

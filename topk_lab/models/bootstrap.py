@@ -1,4 +1,7 @@
-"""How sure is a mean of times, or a line through them? Intervals are drawn here."""
+"""How far would a number move if its samples had been drawn anew?
+
+Intervals are 95 % bootstrap intervals, the same for the same samples and generator.
+"""
 
 from __future__ import annotations
 
@@ -12,24 +15,25 @@ INTERVAL = (0.025, 0.975)
 
 
 def drawn_medians(
-    samples: Sequence[Sequence[float]], draws: int, rng: np.random.Generator
+    samples: Iterable[Sequence[float]], draws: int, rng: np.random.Generator
 ) -> np.ndarray:
-    """Medians of resampled samples.
+    """Medians of resampled times.
 
     Parameters
     ----------
-    samples : sequence of sequences of float
-        The samples of each cell.
+    samples : iterable of sequence of float
+        The times of each cell.
     draws : int
-    rng : Generator
+        How often each is resampled.
+    rng : numpy.random.Generator
 
     Returns
     -------
-    (draws, len(samples)) float64 ndarray
+    (draws, cells) float64 ndarray
     """
-    drawn = np.empty((draws, len(samples)))
-    for position, mine in enumerate(samples):
-        ordered = np.asarray(mine, float)
+    cells = [np.asarray(times, float) for times in samples]
+    drawn = np.empty((draws, len(cells)))
+    for position, ordered in enumerate(cells):
         places = np.argsort(ordered, kind="stable")
         ordered = ordered[places]
         # Few samples are ranked in a byte each, which sorts twice as fast as their values do.
@@ -43,7 +47,16 @@ def drawn_medians(
 
 
 def interval(values: np.ndarray) -> tuple[float, float]:
-    """95 % interval of what was drawn; NaN where nothing finite was."""
+    """The interval of drawn values, of the finite ones; NaN without any.
+
+    Parameters
+    ----------
+    values : (draws,) float64 ndarray
+
+    Returns
+    -------
+    low, high : float
+    """
     kept = values[np.isfinite(values)]
     if not len(kept):
         return float("nan"), float("nan")
@@ -57,13 +70,14 @@ def geomean(ratios: Iterable[float]) -> float:
 
 
 def geomean_interval(ratios: np.ndarray, rng: np.random.Generator) -> tuple[float, float]:
-    """95 % interval of the geometric mean over cells that are drawn, too.
+    """The interval of the geometric mean of ratios, over their samples and over the cells.
 
     Parameters
     ----------
-    ratios : (draws, cells) float ndarray
-        Ratios of resampled times.
-    rng : Generator
+    ratios : (draws, cells) float64 ndarray
+        The ratio of each cell, from medians of resampled times.
+    rng : numpy.random.Generator
+        Which cells count, and how often, is drawn from it.
 
     Returns
     -------

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from topk_lab.crowds import masked_fraction
+from topk_lab.models.bootstrap import interval
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -364,7 +365,7 @@ def contention_costs(
             residual = y - (slope * x + fixed)
             drawn = rng.integers(len(x), size=(draws, len(x)))
             slopes = [np.polyfit(x[one], y[one], 1)[0] for one in drawn if np.ptp(x[one]) > 0]
-            low, high = np.quantile(slopes, (0.025, 0.975))
+            low, high = interval(np.array(slopes))
             rows.append(
                 {
                     "variant": variant,

@@ -216,8 +216,7 @@ def idle_costs(regret: pd.DataFrame, *, draws: int = 2000, seed: int = 0) -> pd.
         extra = (group["time_us"] - group["fixed_us"]).to_numpy(float)
         rng = np.random.default_rng(seed)
         times, fixed = (
-            drawn_medians(list(group[name]), draws, rng)
-            for name in ("time_samples", "fixed_samples")
+            drawn_medians(group[name], draws, rng) for name in ("time_samples", "fixed_samples")
         )
         costs = _least_squares(parts, extra)
         chosen = rng.integers(len(group), size=times.shape)
@@ -345,7 +344,7 @@ def graph_saving(records: pd.DataFrame, *, draws: int = 2000, seed: int = 0) -> 
         (kernel,), (launch,) = fit_line(x[None], y[None])
         rng = np.random.default_rng(seed)
         chosen = rng.integers(len(points), size=(draws, len(points)))
-        medians = drawn_medians(list(points["samples_us"]), draws, rng)
+        medians = drawn_medians(points["samples_us"], draws, rng)
         kernels, launches = fit_line(x[chosen], np.take_along_axis(medians, chosen, axis=1))
         fit: dict[str, Any] = {"kernel_us": kernel}
         fit["kernel_low"], fit["kernel_high"] = interval(kernels)

@@ -137,9 +137,7 @@ def distribution(
     rows = []
     for key, group in pairs.groupby(list(by), sort=True) if by else [((), pairs)]:
         rng = np.random.default_rng(seed)
-        before, after = (
-            drawn_medians(list(group[f"{side}_samples"]), draws, rng) for side in SIDES
-        )
+        before, after = (drawn_medians(group[f"{side}_samples"], draws, rng) for side in SIDES)
         low, high = geomean_interval(before / after, rng)
         ratios = group["speedup"]
         rows.append(

@@ -157,7 +157,7 @@ def _wave_fit(
     fixed, per_wave = fit_line(waves[None], times[None])
     expected = fixed + per_wave * waves
     chosen = rng.integers(len(times), size=(draws, len(times)))
-    drawn = np.take_along_axis(drawn_medians(list(cells["samples_us"]), draws, rng), chosen, axis=1)
+    drawn = np.take_along_axis(drawn_medians(cells["samples_us"], draws, rng), chosen, axis=1)
     fixed_drawn, per_wave_drawn = fit_line(waves[chosen], drawn)
     residual = float(np.max(np.abs(times - expected) / times))
     spread = ((times - times.mean()) ** 2).sum()
@@ -217,7 +217,7 @@ def flatness(
     rows = []
     for key, group in _groups(cells, GROUP):
         times = group["median_us"].to_numpy(float)
-        drawn = drawn_medians(list(group["samples_us"]), draws, np.random.default_rng(seed))
+        drawn = drawn_medians(group["samples_us"], draws, np.random.default_rng(seed))
         num_rows = group["num_rows"].to_numpy()
         whole = num_rows[0] == least and num_rows[-1] == most
         growths = drawn[:, -1] / drawn[:, 0] if whole else np.empty(0)
@@ -312,7 +312,7 @@ def speedups(
         ratios = (group["median_us_baseline"] / group["median_us_candidate"]).to_numpy(float)
         rng = np.random.default_rng(seed)
         before, after = (
-            drawn_medians(list(group[f"samples_us_{side}"]), draws, rng)
+            drawn_medians(group[f"samples_us_{side}"], draws, rng)
             for side in ("baseline", "candidate")
         )
         low, high = geomean_interval(before / after, rng)

@@ -178,8 +178,8 @@ def topk_paged(
         As in `topk`. Lengths and pages count logit columns: where a column stands for several
         tokens, divide before (`row_ends_from`).
     variant : str, default "auto"
-        As in `topk`. The SGLang variants write slots themselves; behind the others a second kernel
-        transforms their indices.
+        As in `topk`. The SGLang and AITER variants write slots themselves; behind the others a
+        second kernel transforms their indices.
     tie_break : {"any", "lowest"}
         Which of several equal logits at the cutoff are kept.
     order : {"any", "index", "value"}

@@ -157,7 +157,8 @@ def _select_on_cpu(
     if variant == "reference":
         chosen = exact.select(live.numpy(), call.k, starts, ends, order=call.order)
     else:
-        twin = twins.select(variant, live.numpy(), call.k, starts, ends, order=call.order)
+        promises = {"tie_break": call.tie_break, "order": call.order}
+        twin = twins.select(variant, live.numpy(), call.k, starts, ends, **promises)
         chosen = twin.indices, twin.values
     return torch.from_numpy(chosen[0]), torch.from_numpy(chosen[1])
 
@@ -274,6 +275,7 @@ def plan_device_call(call: Call, logits: torch.Tensor, variant: str) -> DeviceCa
         values_stride=None if call.values_out is None else call.values_out.stride(0),
         next_n=call.next_n,
         has_row_starts=call.row_starts is not None,
+        tie_break=call.tie_break,
         order=call.order,
         paging=paging_shape,
     )

@@ -403,7 +403,7 @@ def select(
     order : {"any", "index"}
         "index": rising.
     trace : bool
-        Also record every pass: 8 KiB each.
+        Also record every pass: 16 KiB each.
 
     Returns
     -------

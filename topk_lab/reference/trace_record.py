@@ -11,9 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 from numba import njit
 
-from topk_lab.keys import NUM_BINS
-
 __all__ = [
+    "TRACE_BINS",
     "TRACE_STEP",
     "TRACE_WORDS",
     "Selection",
@@ -23,6 +22,8 @@ __all__ = [
     "trace_words",
 ]
 
+TRACE_BINS = 4096  # as many as the finest histogram has, that of the AITER lineage
+
 TRACE_STEP = np.dtype(
     [
         ("step", "<i4"),  # from 0; -1 where the step was not reached
@@ -31,9 +32,9 @@ TRACE_STEP = np.dtype(
         ("bin_size", "<i4"),  # its population
         ("above", "<i4"),  # logits ordered before it, those emitted by earlier steps included
         ("emitted", "<i4"),  # output slots filled when the step ends
-        ("candidates", "<i4"),  # logits kept on chip: final items, or the stash
-        ("fits", "<i4"),  # 1 if the threshold bin may be kept there
-        ("histogram", "<u4", (NUM_BINS,)),  # of which a step may use the first ones alone
+        ("candidates", "<i4"),  # logits for what comes next: final items, the stash, or a pass
+        ("fits", "<i4"),  # 1 if the threshold bin may be kept on chip, or is wanted whole
+        ("histogram", "<u4", (TRACE_BINS,)),  # of which a step may use the first ones alone
     ]
 )
 TRACE_WORDS = TRACE_STEP.itemsize // 4

@@ -9,9 +9,9 @@ import numpy as np
 
 from topk_lab import schedules
 from topk_lab.contract.words import as_array, check_word
-from topk_lab.reference import sglang, vllm
+from topk_lab.reference import aiter, sglang, vllm
 from topk_lab.reference.trace_record import TRACE_STEP, Selection
-from topk_lab.schedules import StashPolicy, Variant
+from topk_lab.schedules import OneBlockPolicy, StashPolicy, Variant
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -26,6 +26,7 @@ def select(
     starts: object = None,
     ends: object = None,
     *,
+    tie_break: str = "any",
     order: str = "any",
     trace: bool = False,
 ) -> Selection:
@@ -42,10 +43,11 @@ def select(
         As many as the variant takes.
     starts, ends : (num_rows,) int array, optional
         Live columns [start, end) of each row, within [0, num_cols]. Default: whole rows.
+    tie_break : {"any", "lowest"}
     order : {"any", "index"}
-        One that the variant offers.
+        Promises that the variant makes.
     trace : bool
-        Also record every step: 8 KiB each.
+        Also record every step: 16 KiB each.
 
     Returns
     -------
@@ -54,10 +56,16 @@ def select(
     Raises
     ------
     TypeError, ValueError
-        As `vllm.select` and `sglang.select`.
+        As `vllm.select`, `sglang.select` and `aiter.select`; a promise that the variant does not
+        make.
     """
     if not isinstance(variant, Variant):
         variant = schedules.parse_variant(variant)
+    if isinstance(variant.policy, OneBlockPolicy):
+        return aiter.select(
+            variant, logits, k, starts, ends, tie_break=tie_break, order=order, trace=trace
+        )
+    check_word("tie_break", tie_break, ("any",))
     if isinstance(variant.policy, StashPolicy):
         return sglang.select(variant, logits, k, starts, ends, order=order, trace=trace)
     check_word("order", order, ("any",))

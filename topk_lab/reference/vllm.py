@@ -496,7 +496,7 @@ def select(
     starts, ends : (num_rows,) int array, optional
         Live columns [start, end) of each row, within [0, num_cols]. Default: whole rows.
     trace : bool
-        Also record every step: 8 KiB each.
+        Also record every step: 16 KiB each.
 
     Returns
     -------

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 
 from topk_lab import cases, registry, schedules
-from topk_lab.verify import contention, lists, paging, sglang
+from topk_lab.verify import contention, graphs, lists, paging, sglang
 from topk_lab.verify.core import Check, Finding, line, record, recorder, run
 
 __all__ = ["EXPERIMENTS", "Check", "Finding", "checks", "line", "record", "recorder", "run"]
@@ -22,6 +22,7 @@ EXPERIMENTS: dict[str, Callable[[str, str, int | None], Iterator[Check]]] = {
         for list_name in cases.LISTS
     },
     "workloads": lists.workload_checks,
+    "stable_answers": lists.stable_checks,
     "pass_by_pass": lists.trace_checks,
     "neg_inf_rule": contention.neg_inf_checks,
     "neg_inf_atomics": contention.atomics_checks,
@@ -30,6 +31,7 @@ EXPERIMENTS: dict[str, Callable[[str, str, int | None], Iterator[Check]]] = {
     "sglang": sglang.unit_checks,
     "sglang_index_sets": sglang.index_set_checks,
     "exactness_under_overflow": sglang.overflow_checks,
+    "graph_replays": graphs.replay_checks,
     "page_tables": paging.page_table_checks,
 }
 

@@ -1,14 +1,14 @@
 """Which inputs is every variant run on, and which does the vLLM lineage alone have?
 
-The sources' own case lists, every workload through every path of a variant, and the steps of kernel
-and twin side by side.
+The sources' own case lists, every workload through every path of a variant, answers that are a
+function of the row alone, and the steps of kernel and twin side by side.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from topk_lab.verify.core import Check, Finding, chosen_keys, splits_observed, v
 __all__ = [
     "TRACED_WORKLOADS",
     "case_checks",
+    "stable_checks",
     "trace_checks",
     "workload_checks",
 ]
@@ -42,18 +43,36 @@ TRACED_WORKLOADS = (
 )
 # Those that fill the stash of the SGLang lineage, to its last pass, and the bin of NaN.
 STASH_WORKLOADS = (*SPREAD_WORKLOADS, ("uniform", {}), ("constant", {}), ("nan", {}))
+# Those that end the passes of the AITER lineage early, late and among zeros of either sign.
+DIGIT_WORKLOADS = (*STASH_WORKLOADS, ("ascending", {}), ("all_neg_inf", {}), ("signed_zeros", {}))
+
+
+class Rows(NamedTuple):
+    """Rows that a variant is run on, and the k that it is asked for."""
+
+    num_cols: int
+    lengths: tuple[int, ...]
+    k: int = 512
+
 
 # Rows that go through every path of a variant: whole and split, longer and shorter than k, on both
-# sides of what a stash of 40 KiB holds.
-STASH_SHAPES = ((40_000, (40_000, 16_385, 5121, 5120, 1025, 1024, 100)),)
+# sides of what a stash of 40 KiB holds. What the sources published is a k of 512, or of 1024.
+STASH_SHAPES = (Rows(40_000, (40_000, 16_385, 5121, 5120, 1025, 1024, 100), 1024),)
 WORKLOAD_SHAPES = {
     "sglang_block512": STASH_SHAPES,
     "sglang_block1024": STASH_SHAPES,
-    "vllm_k512": ((40_000, (40_000, 16_384, 16_385, 513, 512, 100)),),
+    "vllm_k512": (Rows(40_000, (40_000, 16_384, 16_385, 513, 512, 100)),),
     "vllm_generic": (
-        (12_287, (12_287, 513, 512)),
-        (12_288, (12_288, 700, 100)),
-        (200_000, (200_000, 30_000, 400)),
+        Rows(12_287, (12_287, 513, 512)),
+        Rows(12_288, (12_288, 700, 100)),
+        Rows(200_000, (200_000, 30_000, 400)),
+    ),
+    # The kernel takes any k. Rows that end with their buffer, between two 16-byte loads.
+    "aiter_one_block": (
+        Rows(3001, (2, 1, 0, 3000, 3001), 1),
+        Rows(10_000, (10_000, 2049, 2048, 3), 2048),
+        Rows(12_001, (12_001, 5001, 5000, 4999), 5000),
+        Rows(40_000, (40_000, 16_384, 16_385, 513, 512, 100)),
     ),
 }
 
@@ -117,14 +136,13 @@ def _workload_body(
     arguments: dict[str, Any],
     num_cols: int,
     row_ends: np.ndarray,
+    k: int,
     variant: str,
     target: str,
     seed: int | None,
 ) -> Finding:
     logits = _workload_logits(name, arguments, num_cols, row_ends)
-    outcome = targets.run(
-        target, variant, logits, _k_of(variant), row_ends=row_ends, values=True, seed=seed
-    )
+    outcome = targets.run(target, variant, logits, k, row_ends=row_ends, values=True, seed=seed)
     reason = violations(logits, outcome, {"row_ends": row_ends})
     counters = {"splits": splits_observed(outcome)}
     return Finding("wrong" if reason else "ok", reason, counters, outcome.code)
@@ -142,17 +160,7 @@ def _label(name: str, arguments: dict[str, Any]) -> str:
     return "-".join([name, *map(str, arguments.values())])
 
 
-def _stashes(variant: str) -> bool:
-    policy = schedules.POLICIES.get(registry.resolve(variant).name)
-    return isinstance(policy, schedules.StashPolicy)
-
-
-def _k_of(variant: str) -> int:
-    """The k that a lineage was published for."""
-    return 1024 if _stashes(variant) else 512
-
-
-def _shapes_of(variant: str) -> tuple[tuple[int, tuple[int, ...]], ...]:
+def _shapes_of(variant: str) -> tuple[Rows, ...]:
     name = registry.resolve(variant).name
     return WORKLOAD_SHAPES.get(name, WORKLOAD_SHAPES["vllm_k512"])
 
@@ -160,7 +168,7 @@ def _shapes_of(variant: str) -> tuple[tuple[int, tuple[int, ...]], ...]:
 def workload_checks(variant: str, target: str, seed: int | None) -> Iterator[Check]:
     """Every workload on rows that go through every path of the variant, their tails poisoned."""
     for name, arguments in _all_workloads():
-        for num_cols, lengths in _shapes_of(variant):
+        for num_cols, lengths, k in _shapes_of(variant):
             row_ends = np.array(lengths, np.int32)
             yield Check(
                 experiment="workloads",
@@ -169,12 +177,66 @@ def workload_checks(variant: str, target: str, seed: int | None) -> Iterator[Che
                 variant=variant,
                 num_rows=len(lengths),
                 num_cols=num_cols,
-                k=_k_of(variant),
+                k=k,
                 next_n=0,
                 workload=name,
                 workload_args=arguments | {"row_ends": list(lengths), "poison": "nan"},
                 body=partial(
-                    _workload_body, name, arguments, num_cols, row_ends, variant, target, seed
+                    _workload_body, name, arguments, num_cols, row_ends, k, variant, target, seed
+                ),
+            )
+
+
+def _stable_body(
+    name: str,
+    arguments: dict[str, Any],
+    num_cols: int,
+    row_ends: np.ndarray,
+    k: int,
+    variant: str,
+    target: str,
+    seed: int | None,
+) -> Finding:
+    logits = _workload_logits(name, arguments, num_cols, row_ends)
+    lengths = {"row_ends": row_ends}
+    due = targets.run("numba", "reference", logits, k, tie_break="lowest", order="index", **lengths)
+    codes = set()
+    for promises in ({"tie_break": "lowest"}, {"order": "index"}):
+        outcome = targets.run(
+            target, variant, logits, k, values=True, seed=seed, **promises, **lengths
+        )
+        codes.add(outcome.code)
+        reason = violations(logits, outcome, lengths, tie_break="lowest", order="index")
+        if reason is None and not np.array_equal(outcome.indices, due.indices):
+            row = int((outcome.indices != due.indices).any(axis=1).argmax())
+            reason = f"row {row} is not that of the reference"
+        if reason:
+            return Finding("wrong", reason, {}, outcome.code)
+    return Finding("ok", None, {}, " ".join(sorted(codes)))
+
+
+def stable_checks(variant: str, target: str, seed: int | None) -> Iterator[Check]:
+    """Every workload, by either promise: the indices of the reference, in its order."""
+    info = registry.resolve(variant)
+    if info.name == "reference" or "lowest" not in info.tie_breaks:
+        return
+    for name, arguments in _all_workloads():
+        for num_cols, lengths, k in _shapes_of(variant):
+            row_ends = np.array(lengths, np.int32)
+            yield Check(
+                experiment="stable_answers",
+                id=f"{_label(name, arguments)}-{num_cols}",
+                target=target,
+                variant=variant,
+                num_rows=len(lengths),
+                num_cols=num_cols,
+                k=k,
+                next_n=0,
+                workload=name,
+                workload_args=arguments
+                | {"row_ends": list(lengths), "poison": "nan", "tie_break": "lowest"},
+                body=partial(
+                    _stable_body, name, arguments, num_cols, row_ends, k, variant, target, seed
                 ),
             )
 
@@ -199,33 +261,45 @@ def _trace_body(
     arguments: dict[str, Any],
     num_cols: int,
     row_ends: np.ndarray,
+    k: int,
     variant: str,
     target: str,
     seed: int | None,
 ) -> Finding:
     logits = _workload_logits(name, arguments, num_cols, row_ends)
     lengths = {"row_ends": row_ends}
-    call = partial(targets.run, variant=variant, logits=logits, k=_k_of(variant), **lengths)
-    traced = call(target, traced=True, seed=seed)
-    plain = call(target, seed=seed)
-    twin = call("numba", traced=True)
-    reached = int((traced.steps["step"] >= 0).sum())
-    reason = violations(logits, traced, lengths) or _trace_difference(traced.steps, twin.steps)
-    if reason is None:
-        starts, _ = live_bounds(*logits.shape, **lengths)
-        kept = [chosen_keys(logits, starts, outcome.indices) for outcome in (traced, plain)]
-        if not np.array_equal(*kept):
-            reason = "the traced and the untraced kernel kept different logits"
-    return Finding("wrong" if reason else "ok", reason, {"steps": reached}, traced.code)
+    starts, _ = live_bounds(*logits.shape, **lengths)
+    reached = 0
+    for tie_break in registry.resolve(variant).tie_breaks:
+        promises = {"tie_break": tie_break}
+        call = partial(
+            targets.run, variant=variant, logits=logits, k=k, seed=seed, **lengths, **promises
+        )
+        traced, plain = call(target, traced=True), call(target)
+        twin = call("numba", traced=True)
+        reached += int((traced.steps["step"] >= 0).sum())
+        reason = violations(logits, traced, lengths, **promises)
+        reason = reason or _trace_difference(traced.steps, twin.steps)
+        if reason is None:
+            kept = [chosen_keys(logits, starts, outcome.indices) for outcome in (traced, plain)]
+            if not np.array_equal(*kept):
+                reason = "the traced and the untraced kernel kept different logits"
+        if reason:
+            return Finding("wrong", reason, {"steps": reached}, traced.code)
+    return Finding("ok", None, {"steps": reached}, traced.code)
 
 
 def trace_checks(variant: str, target: str, seed: int | None) -> Iterator[Check]:
     """Kernel and twin side by side, step by step."""
     if target not in (*targets.AMD_TARGETS, *targets.DEVICE_TARGETS):
         return
-    num_cols, lengths = _shapes_of(variant)[-1]
+    num_cols, lengths, k = _shapes_of(variant)[-1]
     row_ends = np.array(lengths, np.int32)
-    for name, arguments in STASH_WORKLOADS if _stashes(variant) else TRACED_WORKLOADS:
+    policy = schedules.POLICIES[registry.resolve(variant).name]
+    traced = TRACED_WORKLOADS if isinstance(policy, schedules.TopKPolicy) else STASH_WORKLOADS
+    if isinstance(policy, schedules.OneBlockPolicy):
+        traced = DIGIT_WORKLOADS
+    for name, arguments in traced:
         yield Check(
             experiment="pass_by_pass",
             id=_label(name, arguments),
@@ -233,9 +307,11 @@ def trace_checks(variant: str, target: str, seed: int | None) -> Iterator[Check]
             variant=variant,
             num_rows=len(lengths),
             num_cols=num_cols,
-            k=_k_of(variant),
+            k=k,
             next_n=0,
             workload=name,
             workload_args=arguments | {"row_ends": list(lengths), "poison": "nan"},
-            body=partial(_trace_body, name, arguments, num_cols, row_ends, variant, target, seed),
+            body=partial(
+                _trace_body, name, arguments, num_cols, row_ends, k, variant, target, seed
+            ),
         )

@@ -1,5 +1,6 @@
 // Instantiates the kernels of one policy, each with its traced twin: select and merge of the vLLM
-// lineage, select alone of the SGLang lineage. The includer brings the bodies.
+// lineage, select alone of the SGLang lineage, and of the AITER lineage one select of either emission.
+// The includer brings the bodies.
 #pragma once
 #include <topk_lab/params.hpp>
 #include <topk_lab/platform.hpp>
@@ -23,3 +24,11 @@
                      false)                                                                   \
   TOPK_LAB_KERNEL_OF(PagedParams, prefix##_select_traced, select_paged, policy,               \
                      (policy).block_size, true)
+
+#define TOPK_LAB_ONE_BLOCK_KERNEL(name, body, policy)                             \
+  TOPK_LAB_KERNEL_OF(PagedParams, name, body, policy, (policy).block_size, false) \
+  TOPK_LAB_KERNEL_OF(PagedParams, name##_traced, body, policy, (policy).block_size, true)
+
+#define TOPK_LAB_ONE_BLOCK_KERNELS(prefix, policy)                      \
+  TOPK_LAB_ONE_BLOCK_KERNEL(prefix##_select, select_by_arrival, policy) \
+  TOPK_LAB_ONE_BLOCK_KERNEL(prefix##_stable_select, select_in_row_order, policy)

@@ -44,6 +44,11 @@ __device__ __forceinline__ constexpr uint32_t complement_key(uint32_t bits) {
   return (bits & 0x80000000u) != 0 ? bits : ~bits & 0x7fffffffu;
 }
 
+// For selections that tell no zeros apart.
+__device__ __forceinline__ constexpr uint32_t positive_zero(uint32_t bits) {
+  return bits == 0x80000000u ? 0u : bits;
+}
+
 // Rises with the value.
 __device__ __forceinline__ constexpr uint32_t order_key(uint32_t bits) {
   return ~complement_key(bits);

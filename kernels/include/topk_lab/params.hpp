@@ -8,6 +8,7 @@ namespace topk_lab {
 
 inline constexpr int num_bins = 2048;
 inline constexpr int num_steps = 4;
+inline constexpr int trace_bins = 4096;  // as many as the finest histogram has, the AITER lineage's
 
 // What one radix step did, written by traced kernels alone. The Numba twin writes the same record
 // (topk_lab/reference/trace_record.py, TRACE_STEP).
@@ -18,11 +19,11 @@ struct TraceStep {
   int32_t bin_size;       // its population
   int32_t above;          // logits ordered before it, those emitted by earlier steps included
   int32_t emitted;        // output slots filled when the step ends
-  int32_t candidates;     // logits kept on chip for what comes next: final items, or the stash
-  int32_t fits;           // 1 if the threshold bin may be kept there
-  uint32_t histogram[num_bins];  // of which a step may use the first ones alone
+  int32_t candidates;     // logits for what comes next: final items, the stash, or another pass
+  int32_t fits;           // 1 if the threshold bin may be kept on chip, or is wanted whole
+  uint32_t histogram[trace_bins];  // of which a step may use the first ones alone
 };
-static_assert(sizeof(TraceStep) == 32 + 4 * num_bins);
+static_assert(sizeof(TraceStep) == 32 + 4 * trace_bins);
 
 // Order of a row's answer.
 enum class Order : int32_t { any, index };

@@ -1,6 +1,7 @@
 // Lets the host ask a code object which policies it was compiled with (topk_lab/schedules.py holds the
 // copy that a test compares).
 #pragma once
+#include <topk_lab/one_block_policy.hpp>
 #include <topk_lab/policy.hpp>
 #include <topk_lab/stash_policy.hpp>
 
@@ -9,7 +10,7 @@ namespace topk_lab {
 struct PolicyProbeParams {
   const int32_t* queries;  // (num_queries, 4): schedule, num_rows, num_cols, row_len
   int32_t* splits;         // (num_queries, 2): max_splits, active_splits
-  int32_t* fields;  // (num_policies, 11) of a TopKPolicy, or (num_policies, 4) of a StashPolicy
+  int32_t* fields;  // (num_policies, 11) of a TopKPolicy, 4 of a StashPolicy, 2 of a OneBlockPolicy
   int32_t num_queries;
   int32_t num_policies;
 };
@@ -57,6 +58,17 @@ __device__ __forceinline__ void probe_stash_policy(const PolicyProbeParams& para
   fields[1] = Policy.stash_kib;
   fields[2] = Policy.max_k;
   fields[3] = static_cast<int32_t>(Policy.overflow);
+}
+
+static_assert(sizeof(OneBlockPolicy) == 2 * 4, "a new field has to be probed too");
+
+template <OneBlockPolicy Policy>
+__device__ __forceinline__ void probe_one_block_policy(const PolicyProbeParams& params,
+                                                       int32_t row) {
+  if (blockIdx.x != 0 || threadIdx.x != 0 || row >= params.num_policies) return;
+  int32_t* fields = params.fields + 2 * row;
+  fields[0] = Policy.block_size;
+  fields[1] = Policy.digit_bits;
 }
 
 }  // namespace topk_lab

@@ -58,4 +58,37 @@ __device__ __forceinline__ void for_each_logit(const RowSlice& slice, Visit visi
   for_each_logit<Source, BlockSize>(slice, visit, [](uint32_t) {});
 }
 
+// A slice in fours that lie on 16 bytes each, for who walks it in order. The first may begin before the
+// slice and the last may end behind it; what lies outside is not read. Positions are counted modulo
+// 2^32: one is live if it is below the length.
+struct QuadsInOrder {
+  const float* logits;
+  uint32_t length;
+  uint32_t lead;   // logits of the first quad that lie before the slice
+  uint32_t count;  // quads that hold a logit of the slice
+
+  __device__ __forceinline__ explicit QuadsInOrder(const RowSlice& slice)
+      : logits(slice.logits),
+        length(static_cast<uint32_t>(slice.length)),
+        lead(static_cast<uint32_t>(reinterpret_cast<uintptr_t>(slice.logits) >> 2) & 3u),
+        count((lead + length + 3u) >> 2) {}
+
+  // Position of a quad's first logit.
+  __device__ __forceinline__ uint32_t position(uint32_t quad) const { return 4u * quad - lead; }
+
+  __device__ __forceinline__ float4 load(uint32_t quad) const {
+    const uint32_t first = position(quad);
+    float4 four{};
+    if (quad >= count) return four;
+    if (first < length && first + 3u < length) {
+      return *reinterpret_cast<const float4*>(logits + first);
+    }
+    if (first < length) four.x = logits[first];
+    if (first + 1u < length) four.y = logits[first + 1u];
+    if (first + 2u < length) four.z = logits[first + 2u];
+    if (first + 3u < length) four.w = logits[first + 3u];
+    return four;
+  }
+};
+
 }  // namespace topk_lab

@@ -1,0 +1,113 @@
+"""Is a captured call judged on what it left behind, and are stale ones found out?"""
+
+import numpy as np
+import pytest
+
+from topk_lab import registry, replay, schedules, targets, verify
+from topk_lab.verify import graphs as replay_graphs
+
+KIBI = 1024
+
+
+def test_lengths_stand_on_both_sides_of_every_bound():
+    lengths = replay.lengths_of(1024 * KIBI)
+    for bound in (512, 12_288, 200_000, *(KIBI * size for size in (16, 64, 128, 256, 512, 1024))):
+        assert {bound - 1, bound, bound + 1} <= set(lengths)
+    assert {0, -1, -(2**31), 2**31 - 1, 1024 * KIBI + 17} <= set(lengths)
+    assert all(-(2**31) <= length < 2**31 for length in lengths)
+    narrow = replay.lengths_of(20_000)
+    assert {16 * KIBI, 20_000, 20_001} <= set(narrow)
+    assert 64 * KIBI not in narrow
+
+
+@pytest.mark.parametrize("num_rows", [1, 8, 24, 300])
+def test_every_length_is_replayed(num_rows):
+    lengths = replay.lengths_of(1024 * KIBI)
+    given = list(replay.replays(num_rows, 1024 * KIBI, 200))
+    assert {int(end) for one in given for end in one.row_ends} == set(lengths)
+    assert {one.pattern for one in given} == set(replay.PATTERNS)
+    assert all(one.row_ends.dtype == np.int32 and len(one.row_ends) == num_rows for one in given)
+    if num_rows == 1:
+        # Each row meets each pattern at other lengths.
+        assert len({(one.pattern, *one.row_ends.tolist()) for one in given}) > 100
+
+
+SAFE = [info.name for info in registry.VARIANTS.values() if info.graph_safe]
+
+
+def test_what_is_launched_from_a_plan_claims_to_be_safe():
+    assert set(SAFE) == set(schedules.POLICIES)
+    frame = targets.variants().drop_duplicates("variant").set_index("variant")
+    assert set(frame.index[frame["graph_safe"]]) == set(SAFE)
+
+
+@pytest.mark.parametrize("variant", SAFE)
+def test_a_captured_call_stays_exact(amd_target, variant):
+    for check in verify.checks("graph_replays", variant, amd_target):
+        finding = verify.run(check)
+        assert check.holds(finding), verify.line(check, finding)
+        if check.id.startswith("lengths"):
+            assert finding.counters["replays"] == replay_graphs.EMULATED_REPLAYS
+            assert finding.counters["lengths"] >= 20
+
+
+def findings(target="gfx950"):
+    found = {}
+    for check in verify.checks("graph_replays", "vllm_k512", target):
+        found[check.id] = verify.run(check)
+    return found
+
+
+@pytest.fixture(scope="module")
+def found():
+    return findings()
+
+
+def test_splits_follow_the_lengths_that_are_replayed(found):
+    assert found["lengths-8"].counters["splits"] == [1, 8]
+    assert found["lengths-33"].counters["splits"] == [1, 4]
+
+
+def test_lengths_that_the_host_copied_are_stale(found):
+    stale = found["host-lengths"]
+    assert stale.status == "wrong"
+    assert stale.reason.startswith("replay 0, normal: ")
+    assert stale.counters["wrong_replays"] == replay_graphs.EMULATED_REPLAYS
+
+
+def test_a_path_that_the_host_chose_is_frozen(found):
+    assert found["host-path"].status == "wrong"
+    # The splits are those of the length at the capture, and exact: a matter of time alone.
+    frozen = found["host-splits"]
+    assert frozen.status == "ok"
+    assert frozen.counters["splits"] == [1]
+
+
+def test_an_answer_that_is_not_written_is_wrong():
+    captured = replay.capture("gfx950", "vllm_k512", 2, 2000, host="host-path")
+    given = replay.Replay(0, "normal", np.array([5, 1500], np.int32))
+    captured.replay(given)
+    assert captured.wrong().startswith("2 rows; row 0: out_of_range: ")
+
+
+def test_a_replay_with_the_lengths_of_the_capture_is_exact_even_where_the_host_decides():
+    for host in ("host-lengths", "host-path"):
+        ends = np.array([512, 300, 0, -7], np.int32)
+        captured = replay.capture("gfx950", "vllm_k512", 4, 2000, host=host, row_ends=ends)
+        captured.replay(replay.Replay(0, "few values", ends))
+        assert captured.wrong() is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("gfx950", "reference"), "variant must be one of vllm_generic, .*, got 'reference'"),
+        (("gfx950", "torch"), "variant must be one of vllm_generic, .*, got 'torch'"),
+        (("numba", "vllm_k512"), "target must be one of gfx90a, .*, got 'numba'"),
+    ],
+)
+def test_what_has_no_graph_is_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        replay.capture(*arguments, 2, 2000)
+    with pytest.raises(ValueError, match=r"host must be one of host-lengths, .*, got 'host'"):
+        replay.capture("gfx950", "vllm_k512", 2, 2000, host="host")

@@ -1,0 +1,309 @@
+"""Does a call that was captured once stay right, whatever it is given later?
+
+`capture` fixes a call's launches, grids and addresses, as a graph does: on a device it is a graph,
+on an emulated target the plan with its buffers. `Captured.replay` then runs it on whatever the
+buffers hold. What a host decides from lengths before a capture stays as it was: `HOST_POLICIES` are
+the ways to get that wrong, or slow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from topk_lab import plans, registry, schedules, targets
+from topk_lab.contract import NO_INDEX, UNWRITTEN
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["HOST_POLICIES", "PATTERNS", "Captured", "Replay", "capture", "lengths_of", "replays"]
+
+K = 512
+KIBI = schedules.KIBI
+# On both sides of which a length decides something.
+BOUNDS = (
+    *(K, schedules.GENERIC_RANK_COUNT_COLUMNS, schedules.GENERIC_SPLIT_COLUMNS),
+    *(KIBI * columns for columns in (16, 64, 128, 256, 512, 1024)),
+)
+SPECIAL = (-(2**31), -1, 0, 1, 2**31 - 1)
+
+HOST_POLICIES = {
+    "host-lengths": "the live lengths are copied into the graph",
+    "host-path": "rows that are no longer than k are answered without a kernel",
+    "host-splits": "the split count is that of the live length",
+}
+PATTERNS = ("normal", "masked", "all masked", "one value", "few values", "last bits")
+
+
+@dataclass(frozen=True)
+class Replay:
+    """What one replay is given.
+
+    Attributes
+    ----------
+    number : int
+    pattern : str
+        One of `PATTERNS`.
+    row_ends : (num_rows,) int32 ndarray
+        Negative ones and ones beyond the width among them.
+    """
+
+    number: int
+    pattern: str
+    row_ends: np.ndarray
+
+
+def lengths_of(num_cols: int) -> list[int]:
+    """Lengths on both sides of every bound that a buffer reaches, its own width included.
+
+    Parameters
+    ----------
+    num_cols : int
+        Width of the buffer.
+
+    Returns
+    -------
+    list of int
+        Rising, int32.
+    """
+    bounds = [*(bound for bound in BOUNDS if bound < num_cols), num_cols]
+    near = {bound + step for bound in bounds for step in (-1, 0, 1)}
+    return sorted(near | {num_cols + 17, *SPECIAL})
+
+
+def replays(num_rows: int, num_cols: int, count: int) -> Iterator[Replay]:
+    """What a captured call is given, one after the other.
+
+    Parameters
+    ----------
+    num_rows, num_cols : int
+        Shape of the buffer.
+    count : int
+        How many.
+
+    Yields
+    ------
+    Replay
+        The rows go through all lengths of `lengths_of` in random order, and again in another one.
+    """
+    rng = np.random.default_rng(0)
+    lengths = lengths_of(num_cols)
+    rounds = -(-count * num_rows // len(lengths))
+    drawn = [rng.permutation(lengths) for _ in range(rounds)]
+    ends = np.concatenate([*drawn, []])[: count * num_rows].astype(np.int32)
+    for number, of_replay in enumerate(ends.reshape(count, num_rows)):
+        yield Replay(number, PATTERNS[number % len(PATTERNS)], of_replay)
+
+
+def _fill(logits: torch.Tensor, replay: Replay) -> None:
+    """Write a replay's pattern: row by row the same, whatever the lengths."""
+    import torch
+
+    place = logits.device
+    generator = torch.Generator(place).manual_seed(replay.number)
+    if replay.pattern == "all masked":
+        logits.fill_(-torch.inf)
+    elif replay.pattern == "one value":
+        logits.fill_(replay.number)
+    elif replay.pattern == "last bits":
+        low = torch.randint(0, 1024, logits.shape, generator=generator, device=place)
+        logits.copy_((low.to(torch.int32) | 0x3F900000).view(torch.float32))
+    else:
+        logits.normal_(generator=generator)
+        if replay.pattern == "few values":
+            logits.mul_(2).round_()
+        if replay.pattern == "masked":
+            blocks = -(-logits.shape[1] // 8)
+            drawn = torch.rand(len(logits), blocks, generator=generator, device=place)
+            masked = (drawn < 0.875).repeat_interleave(8, dim=1)[:, : logits.shape[1]]
+            logits.masked_fill_(masked, -torch.inf)
+
+
+class Captured:
+    """A call whose launches and addresses are fixed.
+
+    Attributes
+    ----------
+    plan : Plan
+        What is launched.
+    code : str
+        Hashes of the code objects that ran; empty before the first replay.
+    """
+
+    def __init__(
+        self,
+        target: str,
+        plan: plans.Plan,
+        shape: plans.Shape,
+        host: str | None,
+        row_ends: np.ndarray,
+    ) -> None:
+        import torch
+
+        self.target, self.plan, self.code = target, plan, ""
+        self._on_device = target in targets.DEVICE_TARGETS
+        place = "cuda" if self._on_device else "cpu"
+        sizes = {
+            "logits": (shape.num_rows, shape.num_cols),
+            "row_ends": (shape.num_rows,),
+            "indices": (shape.num_rows, shape.k),
+            "workspace": (plan.workspace_bytes // 4,),
+        }
+        self._buffers = {
+            name: torch.zeros(
+                size, dtype=torch.float32 if name == "logits" else torch.int32, device=place
+            )
+            for name, size in sizes.items()
+        }
+        self.live = torch.zeros(shape.num_rows, dtype=torch.int32, device=place)
+        self._host = host
+        self._kept = torch.from_numpy(row_ends.astype(np.int32)).to(place)
+        self._graph = self._capture() if self._on_device else None
+
+    def _around(self) -> None:
+        """What is captured beside the launches: the lengths, as they are or as they once were."""
+        import torch
+
+        self._buffers["row_ends"].copy_(self._kept if self._host == "host-lengths" else self.live)
+        if self._host == "host-path":
+            slots = torch.arange(self._buffers["indices"].shape[1], device=self._kept.device)
+            answer = torch.where(slots < self._kept[:, None], slots, NO_INDEX)
+            self._buffers["indices"].copy_(answer)
+
+    def _launch(self) -> None:
+        if self._host == "host-path":
+            return
+        if self._on_device:
+            import torch
+
+            from topk_lab import driver
+
+            device = torch.cuda.current_device()
+            opened = driver.open_device(self.target, device)
+            addresses = {name: buffer.data_ptr() for name, buffer in self._buffers.items()}
+            stream = torch.cuda.current_stream(device).cuda_stream
+            driver.launch(self.plan, addresses, opened, stream)
+            self.code = targets.code_of(self.plan, opened)
+        else:
+            arrays = {name: buffer.numpy() for name, buffer in self._buffers.items()}
+            if not self.plan.workspace_bytes:
+                del arrays["workspace"]
+            self.code, _ = targets.emulate(self.target, self.plan, arrays)
+
+    def _capture(self) -> torch.cuda.CUDAGraph:
+        import torch
+
+        self._around()
+        self._launch()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self._around()
+            self._launch()
+        return graph
+
+    def replay(self, given: Replay) -> torch.Tensor:
+        """Write the inputs, garbage to output and workspace, and run what was captured.
+
+        Parameters
+        ----------
+        given : Replay
+
+        Returns
+        -------
+        (num_rows, k) int32 tensor
+            The answer, where it is written.
+        """
+        import torch
+
+        _fill(self._buffers["logits"], given)
+        self.live.copy_(torch.from_numpy(given.row_ends))
+        self._buffers["indices"].fill_(UNWRITTEN)
+        self._buffers["workspace"].fill_(UNWRITTEN)
+        if self._graph is None:
+            self._around()
+            self._launch()
+        else:
+            self._graph.replay()
+            torch.cuda.synchronize()
+        return self._buffers["indices"]
+
+    def wrong(self) -> str | None:
+        """What the last replay broke of the contract, in one line; None if nothing."""
+        from topk_lab.contract import find_violations, inexact_rows
+
+        rows = inexact_rows(self._buffers["logits"], self._buffers["indices"], self.live)
+        if not rows.numel():
+            return None
+        row = slice(int(rows[0]), int(rows[0]) + 1)
+        logits, indices = (self._buffers[name][row].cpu() for name in ("logits", "indices"))
+        found = find_violations(logits, indices, row_ends=self.live[row].cpu())
+        first = str(found[0]).partition(": ")[2] if found else "not an exact selection"
+        return f"{rows.numel()} rows; row {row.start}: {first}"
+
+    def splits(self) -> np.ndarray:
+        """Splits of each row that the last replay wrote to: (num_rows,) int64, 0 where none."""
+        if not self.plan.workspace_bytes:
+            return np.zeros(len(self.live), np.int64)
+        num_rows, k = self._buffers["indices"].shape
+        half = self._buffers["workspace"].view(2, num_rows, self.plan.max_splits, k)[0]
+        return (half != UNWRITTEN).any(dim=2).sum(dim=1).cpu().numpy()
+
+
+def capture(
+    target: str,
+    variant: str,
+    num_rows: int,
+    num_cols: int,
+    *,
+    k: int = K,
+    host: str | None = None,
+    row_ends: np.ndarray | None = None,
+) -> Captured:
+    """Fix a call's launches and addresses.
+
+    Parameters
+    ----------
+    target : str
+        An AMD target (emulated), or a device.
+    variant : str
+        One that claims to be safe in graphs.
+    num_rows, num_cols, k : int
+        Shape of the call.
+    host : str, optional
+        Let the host decide something from the lengths: a key of `HOST_POLICIES`.
+    row_ends : (num_rows,) int32 ndarray, optional
+        What the host sees of the lengths when the call is captured; default whole rows.
+
+    Returns
+    -------
+    Captured
+
+    Raises
+    ------
+    ValueError
+        A target or variant that can't be captured, or a host policy that is not known.
+    topk_lab.code_objects.CodeObjectError, topk_lab.driver.DriverError
+        The target can't be used.
+    """
+    info = registry.resolve(variant)
+    if not info.graph_safe:
+        able = [other.name for other in registry.VARIANTS.values() if other.graph_safe]
+        raise ValueError(f"variant must be one of {', '.join(able)}, got {variant!r}")
+    places = (*targets.AMD_TARGETS, *targets.DEVICE_TARGETS)
+    if target not in places:
+        raise ValueError(f"target must be one of {', '.join(places)}, got {target!r}")
+    if host is not None and host not in HOST_POLICIES:
+        raise ValueError(f"host must be one of {', '.join(HOST_POLICIES)}, got {host!r}")
+    seen = np.full(num_rows, num_cols, np.int32) if row_ends is None else row_ends
+    if host == "host-splits":
+        limit = schedules.max_splits(variant, num_rows, num_cols)
+        longest = int(np.clip(seen, 0, num_cols).max(initial=0))
+        count = schedules.active_splits(variant, num_rows, longest, limit)
+        variant = f"{info.name}[splits=fixed_{count}]"
+    shape = plans.Shape(num_rows, num_cols, k, num_cols, k)
+    return Captured(target, plans.plan(variant, shape), shape, host, seen)
