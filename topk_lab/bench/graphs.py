@@ -43,7 +43,7 @@ REPLAYS = 200
 REPLAY_SAMPLES = 3
 
 FIXED_SPLITS = (1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 24, 32, 48)
-POLICY_VARIANTS = ("vllm_generic", "vllm_k512", "vllm_k512[splits=h200]")
+POLICY_VARIANTS = ("vllm_generic", "vllm_k512", "vllm_k512[splits=h200]", "aiter_one_block")
 POLICY_ROWS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 160, 192, 256, 320, 384)
 POLICY_LENGTHS = tuple(2**power for power in range(12, 21))
 POLICY_EFFORT = Effort(min_samples=10, max_seconds=0.2, max_samples=20, warm_up_seconds=0.002)
@@ -51,6 +51,7 @@ GRAPH_BYTES = 2**30
 REPLAY_VARIANTS = (
     *("vllm_generic", "vllm_k512", "vllm_k512_uncrowded", "vllm_k512[splits=h200]"),
     *("vllm_k512[splits=fixed_1]", "vllm_k512[splits=fixed_16]"),
+    *("sglang_block1024", "aiter_one_block"),
 )
 
 
