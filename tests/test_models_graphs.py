@@ -75,19 +75,22 @@ def test_the_map_is_the_schedule():
 
 def test_regret_is_choice_times_one_graph():
     # 24 rows of 16384: one split is due of 16 launched; two would have been faster.
-    cells = shape(24, 16_384, {K512: 12, 1: 10, 2: 8, 16: 20, "vllm_generic": 40})
+    others = {"vllm_generic": 40, "aiter_one_block": 20, "vllm_k512_uncrowded": 11}
+    cells = shape(24, 16_384, {K512: 12, 1: 10, 2: 8, 16: 20} | others)
     found = regret_of(*cells).set_index("policy")
-    assert list(found.index) == ["vllm_generic", K512]
+    assert list(found.index) == ["aiter_one_block", "vllm_generic", K512, "vllm_k512_uncrowded"]
     ours = found.loc[K512]
     assert (ours["launched"], ours["active"]) == (16, 1)
     assert (ours["best_splits"], ours["best_us"]) == (2, 8)
     assert ours["regret"] == 1.5
     assert (ours["choice"], ours["one_graph"]) == (1.25, 1.2)
     assert (ours["idle_merges"], ours["retired_blocks"]) == (1, 24 * 15)
-    generic = found.loc["vllm_generic"]
-    assert generic["regret"] == 5
-    assert np.isnan([generic["choice"], generic["one_graph"]]).all(), "another kernel"
-    assert (generic["idle_merges"], generic["retired_blocks"]) == (0, 0)
+    assert found["regret"].to_dict() == {
+        **{K512: 1.5, "vllm_generic": 5, "aiter_one_block": 2.5, "vllm_k512_uncrowded": 1.375},
+    }
+    other = found.loc[list(others), ["choice", "one_graph"]]
+    assert other.isna().all(axis=None), "the fixed counts are those of another kernel"
+    assert found.loc["vllm_generic", ["idle_merges", "retired_blocks"]].tolist() == [0, 0]
 
 
 def test_a_merge_with_work_is_not_idle_and_a_count_that_was_not_timed_is_unknown():

@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["graph_saving", "idle_costs", "replays", "split_map", "split_regret"]
 
-FIXED = "vllm_k512[splits=fixed_{}]"
-POLICIES = ("vllm_generic", "vllm_k512", "vllm_k512[splits=h200]")
+FIXED = "fixed_"
 MEASURED = ("kind", "device", "recorded", "run", "cache", "k", "num_cols")
 MERGE, BLOCK = "a merge without work", "a block that returns at once"
 
@@ -136,21 +135,29 @@ def split_regret(records: pd.DataFrame) -> pd.DataFrame:
     timed = timed.assign(length=[int(one["length"]) for one in timed["workload_args"]])
     rows = []
     for where, variants in _shapes(timed, ("workload", "num_rows", "length")):
+        known = {name: schedules.parse_variant(name) for name in variants}
+        # A fixed count and a policy of splits are comparable where nothing else differs.
+        splits = {
+            name: one.policy.splits
+            for name, one in known.items()
+            if one.name == "vllm_k512" and set(one.changes) <= {"splits"}
+        }
         fixed = {
-            int(name.partition("fixed_")[2].rstrip("]")): cell
-            for name, cell in variants.items()
-            if name.startswith(FIXED.partition("{")[0])
+            int(value.removeprefix(FIXED)): variants[name]
+            for name, value in splits.items()
+            if value.startswith(FIXED)
         }
         if not fixed:
             continue
-        best = min(fixed, key=lambda splits: fixed[splits]["median_us"])
-        for policy in [name for name in POLICIES if name in variants]:
+        best = min(fixed, key=lambda count: fixed[count]["median_us"])
+        for policy in variants:
+            if splits.get(policy, "").startswith(FIXED):
+                continue
             cell = variants[policy]
             shape = (where["num_rows"], where["num_cols"])
             launched = schedules.max_splits(policy, *shape)
             active = schedules.active_splits(policy, shape[0], where["length"], launched)
-            # The fixed kernels are vllm_k512's: they say nothing of another one.
-            own = fixed.get(active) if policy.startswith("vllm_k512") else None
+            own = fixed.get(active) if policy in splits else None
             fixed_us = own["median_us"] if own else float("nan")
             best_us = fixed[best]["median_us"]
             rows.append(

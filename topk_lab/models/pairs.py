@@ -238,7 +238,7 @@ def losing_cells(pairs: pd.DataFrame, below: float = 1.0) -> pd.DataFrame:
     Parameters
     ----------
     pairs : pandas.DataFrame
-        Of ``vllm_matrix``, as `paired` returns them; variants of vLLM's lineage.
+        Of ``vllm_matrix``, as `paired` returns them.
     below : float, default 1
         Speed-ups below this are losing.
 
@@ -299,7 +299,10 @@ def _kernels(cell: dict[str, Any], variant: str) -> dict[str, Any]:
     words = f"{max(active)} of {launched} blocks of {threads} a row"
     if launched == 1:
         words = f"a block of {threads} a row"
-        if policy.splits == "generic" and num_cols < schedules.GENERIC_RANK_COUNT_COLUMNS:
+        if (
+            getattr(policy, "splits", "") == "generic"
+            and num_cols < schedules.GENERIC_RANK_COUNT_COLUMNS
+        ):
             words += ", final items ranked"
     return {
         "threads": threads,
