@@ -4,6 +4,7 @@ import pandas as pd
 import pytest
 
 from topk_lab import cases, claims, environment, reproduce, results, verify
+from topk_lab.bench import matrix
 
 EXACT = claims.Claim(
     id="exact",
@@ -275,6 +276,56 @@ def test_warm_and_cold_are_not_mixed(record):
     assert verdict(record(*cold), RATIO)[0].startswith("published only (no record")
 
 
+def profiled(events_us, kernel_us, num_rows, target="cuda"):
+    """A pair whose baseline's times are these, and whose candidate takes 10 us by either."""
+    return [
+        timed("vllm_generic", events_us, num_rows, target, counters={"kernel_us": kernel_us}),
+        timed("vllm_k512", 10.0, num_rows, target, counters={"kernel_us": 10.0}),
+    ]
+
+
+AGREEMENT = claims.Claim(
+    **{**RATIO.__dict__, "published": 1, "measure": "agreement", "tolerance": 0.02}
+)
+
+
+@pytest.mark.parametrize(
+    ("statistic", "first", "second", "expected", "found"),
+    [
+        ("geomean", (20.2, 20.0), (30.0, 30.0), "reproduced", "1.005x"),
+        ("geomean", (21.0, 20.0), (31.5, 30.0), "not reproduced", "1.05x"),
+        ("geomean", (21.0, 20.0), (30.0, 31.5), "reproduced", "1x"),
+        ("spread", (21.0, 20.0), (30.0, 31.5), "not reproduced", "1.1025x"),
+    ],
+)
+def test_two_ways_to_time_agree_on_a_ratio(record, statistic, first, second, expected, found):
+    claim = claims.Claim(**{**AGREEMENT.__dict__, "statistic": statistic, "hardware": "H200"})
+    frame = record(*profiled(*first, 1), *profiled(*second, 2))
+    assert verdict(frame, claim) == (expected, f"{found} on NVIDIA H200")
+
+
+def test_agreement_needs_both_times_and_has_a_direction_anywhere(record):
+    frame = record(*profiled(20.0, 20.0, 1), *pairs(2.0)[2:])
+    assert verdict(frame, AGREEMENT)[0].startswith("published only (recorded: 1 of 2 cells")
+    frame = record(
+        *profiled(20.0, 20.0, 1),
+        *profiled(30.0, 30.0, 2),
+        time="2026-02-01T00:00:00Z",
+        run_id="1" * 32,
+    )
+    assert verdict(frame, AGREEMENT)[0] == "same direction on NVIDIA H200"
+
+
+def test_buffers_are_not_mixed(record):
+    live = [line | {"workload_args": {"buffer": "live"}} for line in pairs(2.0)]
+    full = [line | {"workload_args": {"buffer": "full"}} for line in pairs(4.0)]
+    frame = record(*live, *full)
+    for buffer, found in (("live", "2x"), ("full", "4x")):
+        query = {"cache": "warm", "workload_args.buffer": buffer}
+        claim = claims.Claim(**{**RATIO.__dict__, "query": query})
+        assert verdict(frame, claim)[1] == f"{found} on NVIDIA H200"
+
+
 TIME = claims.Claim(
     id="time",
     source="s",
@@ -372,7 +423,7 @@ def test_the_package_states_the_claims_of_both_sources_and_its_own():
     assert published["vllm-56743.pressure-geomean"] == 1.824
     assert published["sglang-36004.speedup-128k"] == 1.60
     assert published["sglang-36004.recall-uniform"] == 0.348
-    assert len(published) == len(stated) == 72
+    assert len(published) == len(stated) == 93
 
 
 @pytest.mark.parametrize(
@@ -402,6 +453,19 @@ def test_claims_ask_for_every_check_that_the_programme_runs(claim, target):
     if claim.by:
         found = dict.fromkeys(claims._key(claims._field(cell, claim.by)) for cell in asked)
         assert list(claim.published) == list(found)
+
+
+@pytest.mark.parametrize(
+    ("experiment", "cells"),
+    [("vllm_matrix", matrix.matrix_cells), ("profiled_pairs", matrix.profiled_cells)],
+)
+def test_claims_ask_for_cells_that_the_experiment_times(experiment, cells):
+    timed = [cell.fields() | {"variant": variant} for cell in cells() for variant in cell.variants]
+    for claim in claims.load_claims():
+        if claim.experiment == experiment:
+            asked = [cell for cell in timed if claims._matches(cell, claim.query)]
+            of_two = claim.kind == "time" and claim.measure != "median_us"
+            assert len(asked) == claim.cells * (2 if of_two else 1), claim.id
 
 
 def test_the_listed_cases_are_what_the_claims_ask_for(record):

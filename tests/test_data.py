@@ -46,7 +46,10 @@ def test_matrix_has_as_many_cases_as_the_source_counts():
     cases_counted = math.prod(int(row["count"]) for row in matrix)
     summary = rows("vllm_56743_summary")
     warm = [row for row in summary if row["condition"] == "warm"]
-    assert cases_counted == 1008 == claim("vllm-56743.matrix-exact").cells
+    exact = [claim for claim in claims.load_claims() if "matrix-exact" in claim.id]
+    assert [claim.cells for claim in exact] == [cases_counted] * 4 == [1008] * 4
+    places = {(claim.query["cache"], claim.query["workload_args.buffer"]) for claim in exact}
+    assert places == set(itertools.product(("warm", "pressure_256MiB"), ("live", "full")))
     assert {int(row["cases"]) for row in warm} == {1008}
 
 
@@ -69,6 +72,22 @@ def test_claims_carry_the_published_speed_ups(table_condition, statistic, claim_
         if (row["condition"], row["statistic"]) == (table_condition, statistic)
     )
     assert claim(claim_id).published == float(figure)
+    if table_condition != "gpu_trace":
+        assert claim(f"{claim_id}-full").published == float(figure)
+
+
+def test_every_claim_about_the_matrix_is_of_one_buffer_and_stated_for_both():
+    matrix = {
+        claim.id: claim for claim in claims.load_claims() if claim.experiment == "vllm_matrix"
+    }
+    for name, stated in matrix.items():
+        buffer = "full" if "-full" in name else "live"
+        assert stated.query["workload_args.buffer"] == buffer, name
+        if "matrix-exact" in name:
+            continue
+        other = matrix[name.removesuffix("-full") if buffer == "full" else f"{name}-full"]
+        assert other.published == stated.published
+        assert other.statement != stated.statement
 
 
 def test_representative_rows_agree_with_their_speed_ups_and_claims():
@@ -79,10 +98,16 @@ def test_representative_rows_agree_with_their_speed_ups_and_claims():
             float(row[name]) for name in ("baseline_us", "candidate_us", "speedup")
         )
         assert before / after == pytest.approx(ratio, abs=1.5e-3)
-        times = claim(f"vllm-56743.row-{row['context']}")
-        assert times.published == {"vllm_generic": before, "vllm_k512": after}
-        assert claim(f"vllm-56743.row-{row['context']}-speedup").published == ratio
-        assert times.query["num_rows"] == int(row["concurrency"]) * int(row["speculative_tokens"])
+        for buffer in ("", "-full"):
+            times = claim(f"vllm-56743.row-{row['context']}{buffer}")
+            assert times.published == {"vllm_generic": before, "vllm_k512": after}
+            speedup = claim(f"vllm-56743.row-{row['context']}-speedup{buffer}")
+            assert speedup.published == ratio
+            rows_of_call = int(row["concurrency"]) * int(row["speculative_tokens"])
+            assert times.query["num_rows"] == rows_of_call
+            asked = {name: str(value) for name, value in times.query.items()}
+            for axis in ("context", "compression_ratio", "concurrency", "logits"):
+                assert asked[f"workload_args.{axis}"] == row[axis]
 
 
 @pytest.mark.parametrize("side", ["host", "device"])

@@ -36,6 +36,19 @@ OUTCOMES = (REPRODUCED, SAME_DIRECTION, OTHER_DIRECTION, NOT_REPRODUCED, PUBLISH
 CLAIM_KINDS = ("exact", "count", "time")
 COMPARISONS = ("equal", "at least", "at most")
 
+
+def _by_events_over_profiler(cell: Mapping[str, Any]) -> float | None:
+    kernel_us = cell["counters"].get("kernel_us")
+    return cell["median_us"] / kernel_us if kernel_us else None
+
+
+# What is divided of two variants, by measure; None where it was not taken.
+RATIOS: dict[str, Callable[[Mapping[str, Any]], float | None]] = {
+    "ratio": lambda cell: cell["median_us"],
+    "agreement": _by_events_over_profiler,
+}
+_OF_TWO = " or ".join(RATIOS)
+
 STATISTICS: dict[str, Callable[[Sequence[float]], float]] = {
     "geomean": lambda values: math.exp(statistics.fmean(map(math.log, values))),
     "median": statistics.median,
@@ -69,7 +82,8 @@ class Claim:
     query : dict
         Field -> value, or list of allowed values. ``workload_args.case`` reaches into a dict.
     measure : str
-        count: ``counters.<name>``. time: ``median_us`` or ``ratio``.
+        count: ``counters.<name>``. time: ``median_us``; ``ratio``, of two variants' times; or
+        ``agreement``, that ratio over the same of the device's profiler (``counters.kernel_us``).
     by : str
         Field that tells the values of a `published` dict apart.
     statistic : str
@@ -123,12 +137,13 @@ class Claim:
             return f"a claim of kind {self.kind} must have targets"
         if self.kind == "count" and not self.measure.startswith("counters."):
             return f"measure of a count must be counters.<name>, got {self.measure!r}"
-        if self.kind == "time" and self.measure not in ("ratio", "median_us"):
-            return f"measure of a time must be ratio or median_us, got {self.measure!r}"
+        if self.kind == "time" and self.measure not in ("median_us", *RATIOS):
+            allowed = ", ".join(("median_us", *RATIOS))
+            return f"measure of a time must be one of {allowed}, got {self.measure!r}"
         if self.kind == "time" and not self.hardware:
             return "a claim of kind time must name its hardware"
-        if (self.measure == "ratio") != bool(self.baseline and self.candidate):
-            return "baseline and candidate must be given exactly when measure is ratio"
+        if (self.measure in RATIOS) != bool(self.baseline and self.candidate):
+            return f"baseline and candidate must be given exactly when measure is {_OF_TWO}"
         if isinstance(self.published, Mapping) != bool(self.by):
             return "by must be given exactly when published is a table"
         return None
@@ -490,16 +505,18 @@ def _timed_pairs(
 
 
 def _ratios(claim: Claim, cells: list[dict[str, Any]]) -> list[float]:
-    """Baseline time / candidate time of every pair of cells that differ in the variant alone."""
+    """Baseline / candidate of every pair of cells that differ in the variant alone."""
     ignored = ("variant", "policy")
     names = [name for name in results.IDENTITY if name not in ignored]
-    times: dict[str, dict[str, float]] = {}
+    taken: dict[str, dict[str, float]] = {}
     for cell in cells:
-        key = repr([cell[name] for name in names])
-        times.setdefault(key, {})[cell["variant"]] = cell["median_us"]
+        value = RATIOS[claim.measure](cell)
+        if value is not None:
+            key = repr([cell[name] for name in names])
+            taken.setdefault(key, {})[cell["variant"]] = value
     return [
         pair[claim.baseline] / pair[claim.candidate]
-        for pair in times.values()
+        for pair in taken.values()
         if claim.baseline in pair and claim.candidate in pair
     ]
 
@@ -507,7 +524,7 @@ def _ratios(claim: Claim, cells: list[dict[str, Any]]) -> list[float]:
 def _same_direction(claim: Claim, pairs: Sequence[tuple[float, Any]]) -> bool | None:
     """Whether another device shows the same effect; None for an absolute time, which has none."""
     found, published = pairs[0]
-    if claim.statistic == "spread":
+    if claim.statistic == "spread" or claim.measure == "agreement":
         return _agrees(claim, found, published)
     if claim.measure != "ratio":
         return None
