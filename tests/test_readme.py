@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from topk_lab import claims, readme, results
+from topk_lab import claims, environment, readme, results
 
 README = Path(__file__).parent.parent / "README.md"
 MARKED = """# topk_lab
@@ -78,9 +78,42 @@ def test_readme_table_has_a_line_for_every_claim(recorded):
 def test_blocks_without_a_record_say_so(recorded):
     records, _ = recorded
     blocks = readme.blocks(claims.evaluate(records), records)
-    assert set(blocks) == {"claims", "baselines", "contention", "latency", "overhead"}
+    assert set(blocks) == {"claims", "baselines", "matrix", "contention", "latency", "overhead"}
     blocks.pop("claims")
     assert set(blocks.values()) == {"No record yet.\n"}
+
+
+def test_the_matrix_stands_beside_what_is_published(tmp_path):
+    run = environment.RunInfo.capture(kernel_hash="c0ffee" * 4, compiler="clang 22.1")
+    recorder = results.Recorder(tmp_path / "matrix.jsonl", run, check=False)
+    times = {("live", "warm"): (30, 40), ("live", "cold"): (20, 10), ("full", "warm"): (30, 10)}
+    for (buffer, cache), both in times.items():
+        for variant, time_us in zip(readme.MATRIX_PAIR, both, strict=True):
+            for context in (10_000, 50_000):
+                recorder.record(
+                    experiment="vllm_matrix",
+                    target="numba",
+                    variant=variant,
+                    status="ok",
+                    workload_args={"buffer": buffer, "context": context},
+                    mode="graph",
+                    cache=cache,
+                    samples_us=[float(time_us)] * 3,
+                )
+    records = results.load(tmp_path)
+    lines = readme.blocks(claims.evaluate(records), records)["matrix"].splitlines()
+    assert [line.strip("| ").split(" | ") for line in lines[2:8]] == [
+        ["warm", readme.PUBLISHED_BUFFER, "2.310x", "2.191x", "1.008x", "12.344x", "0 of 1008"],
+        ["warm", "full", "3.000x [3.000, 3.000]", *["3.000x"] * 3, "0 of 2", "0"],
+        ["warm", "live", "0.750x [0.750, 0.750]", *["0.750x"] * 3, "2 of 2", "2"],
+        [
+            *("pressure_256MiB", readme.PUBLISHED_BUFFER),
+            *("1.824x", "1.730x", "1.023x", "6.246x", "0 of 1008"),
+        ],
+        ["cold", "live", "2.000x [2.000, 2.000]", *["2.000x"] * 3, "0 of 2", "0"],
+        [""],
+    ]
+    assert lines[-1].startswith("Records: measured on ")
 
 
 def test_committed_records_fill_every_block():

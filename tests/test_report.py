@@ -55,7 +55,7 @@ def test_report_shows_every_claim_with_its_verdict(recorded, path):
         assert f'class="verdict {claim["outcome"].replace(" ", "-")}">' in line
     assert (
         "93 claims: 2 reproduced, 0 same direction, 0 other direction, 0 not reproduced, "
-        "70 published only."
+        "91 published only."
     ) in page
     assert "212 on numba, gfx950, gfx942" in page
 

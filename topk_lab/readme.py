@@ -22,6 +22,10 @@ __all__ = ["blocks", "check_markers", "picture", "update_markers"]
 BLOCK_SIZES = ("sglang_block512", "sglang_block1024")
 LEAST_ROWS = 8  # of the published statement that the time is flat
 
+MATRIX_PAIR = ("vllm_generic", "vllm_k512")
+MATRIX_CACHES = ("warm", "pressure_256MiB", "cold")
+PUBLISHED_BUFFER = "MI355X, published"
+
 CONTENTION_SHAPE = {"num_rows": 24, "num_cols": 262_144}
 CONTENTION_TARGET = "gfx950"
 WAITING = (models.UNCOUNTED, models.COUNTED, models.UNCROWDED)
@@ -58,8 +62,9 @@ def blocks(claims_frame: pd.DataFrame, records: pd.DataFrame) -> dict[str, str]:
     dict
         Marker name -> Markdown. ``claims``: the summary, the decided claims and where the verdicts
         come from, and, folded, what is published only. ``baselines``: the mirrors against their
-        upstreams. ``contention``: what a crowded bin costs and what the remedies save. ``latency``:
-        what more threads change, and up to how many rows the time is flat. ``overhead``: what the
+        upstreams. ``matrix``: how the speed-ups of vLLM's change spread over its 1008 cases.
+        ``contention``: what a crowded bin costs and what the remedies save. ``latency``: what more
+        threads change, and up to how many rows the time is flat. ``overhead``: what the
         host pays for a call.
     """
     undecided = claims_frame["outcome"] == PUBLISHED_ONLY
@@ -79,6 +84,7 @@ def blocks(claims_frame: pd.DataFrame, records: pd.DataFrame) -> dict[str, str]:
     return {
         "claims": "\n".join(lines) + "\n",
         "baselines": _baselines_block(records),
+        "matrix": _matrix_block(records),
         "contention": _contention_block(records),
         "latency": _latency_block(records),
         "overhead": _overhead_block(records),
@@ -111,6 +117,36 @@ def _baselines_block(records: pd.DataFrame) -> str:
     ]
     names = ("mirror", "cache", "geomean [95 %]", "best shape", "worst shape", "above 1.10")
     return f"{_markdown(names, rows)}\nRecords: {results.provenance(results.latest(timed))}.\n"
+
+
+def _matrix_block(records: pd.DataFrame) -> str:
+    """Speed-ups over the source's matrix by buffer and cache, beside the published ones."""
+    timed = results.latest(records[records["experiment"] == "vllm_matrix"])
+    if timed.empty:
+        return "No record yet.\n"
+    found = models.distribution(models.paired(timed, *MATRIX_PAIR), ["cache", "buffer"])
+    published = models.published_distribution()
+    rows = []
+    for cache in MATRIX_CACHES:
+        told = published[published["cache"] == cache].assign(buffer=PUBLISHED_BUFFER)
+        for line in [
+            *told.to_dict("records"),
+            *found[found["cache"] == cache].to_dict("records"),
+        ]:
+            between = f" [{line['low']:.3f}, {line['high']:.3f}]" if "low" in line else ""
+            rows.append(
+                (
+                    *(line["cache"], line["buffer"], f"{line['geomean']:.3f}x{between}"),
+                    *(f"{line[name]:.3f}x" for name in ("median", "least", "greatest")),
+                    f"{int(line['slower'])} of {int(line['cases'])}",
+                    str(line.get("losing", "")),
+                )
+            )
+    names = (
+        *("cache", "buffer", "geomean [95 %]", "median", "least", "greatest"),
+        *("below 1", f"below {models.LOSING}"),
+    )
+    return f"{_markdown(names, rows)}\nRecords: {results.provenance(timed)}.\n"
 
 
 def _contention_block(records: pd.DataFrame) -> str:
