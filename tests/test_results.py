@@ -407,6 +407,20 @@ def test_devices_keep_their_cells_apart(tmp_path):
     assert len(results.latest(results.load(path))) == 2
 
 
+def test_committed_records_of_one_experiment_are_read_alone(tmp_path, monkeypatch):
+    monkeypatch.setattr(results, "data_root", lambda: tmp_path)
+    recorder = results.Recorder(tmp_path, gpu_run(), check=False)
+    for experiment in ("boundaries", "boundaries_of_another", "sglang"):
+        for target in ("gfx950", "cuda"):
+            recorder.record(**CELL | {"experiment": experiment, "target": target})
+    results.pack(tmp_path / "measured" / "nvidia-h200" / "boundaries.jsonl")
+    assert len(results.load_committed()) == 6
+    found = results.load_committed("boundaries")
+    assert list(found["experiment"]) == ["boundaries"] * 2
+    assert list(found["target"]) == ["cuda", "gfx950"]
+    assert results.load_committed("nosuch").empty
+
+
 def test_published_tables_say_their_kind_and_origin():
     peers = results.load_published("peers_h200")
     assert results.only_kind(peers) == "published"

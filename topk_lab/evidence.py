@@ -74,7 +74,7 @@ def _recorder(targets: Sequence[str]) -> Iterator[results.Recorder]:
 
 def _committed(experiment: str, *, timed: bool) -> pd.DataFrame:
     """Records of an experiment: those that hold times, or those that don't."""
-    records = results.load_committed()
+    records = results.load_committed(experiment)
     found = results.latest(records[records["experiment"] == experiment])
     found = found[found["mode"].notna() == timed]
     if found.empty:

@@ -575,8 +575,13 @@ def load(paths: Any) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=[*CELL_FIELDS, *RUN_COLUMNS])
 
 
-def load_committed() -> pd.DataFrame:
+def load_committed(experiment: str | None = None) -> pd.DataFrame:
     """Read the records that the package carries: ``data/measured`` and ``data/emulated``.
+
+    Parameters
+    ----------
+    experiment : str, optional
+        Read the files of one experiment only, which are named after it. Default: all.
 
     Returns
     -------
@@ -584,7 +589,10 @@ def load_committed() -> pd.DataFrame:
         As `load` returns it; empty if there are none.
     """
     folders = [data_root() / kind for kind in ("measured", "emulated")]
-    return load([folder for folder in folders if folder.is_dir()])
+    files = _record_files([folder for folder in folders if folder.is_dir()])
+    if experiment is not None:
+        files = [file for file in files if file.name in (experiment + PLAIN, experiment + PACKED)]
+    return load(files)
 
 
 def identity(cell: Mapping[str, Any], fields: Sequence[str] = IDENTITY) -> str:
