@@ -327,7 +327,7 @@ def regret_heat_map(
         ax.xaxis.tick_top()
         ax.set_title(policy, fontsize=9, color=INK, loc="left")
         plain(ax)
-        ax.tick_params(axis="x", labelsize=7.5)
+        ax.tick_params(axis="x", labelsize=7)
     axes[0].set_ylabel("rows", fontsize=9, color=INK)
     return np.asarray(axes)
 
