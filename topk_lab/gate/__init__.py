@@ -13,6 +13,7 @@ is an experiment that was never merged.
 from topk_lab.gate.launches import Dispatch, decode_max_len, dispatch
 from topk_lab.gate.rules import (
     KERNELS,
+    LIVE_LENGTH_LIMITS,
     PHASES,
     POLICIES,
     Decision,
@@ -26,6 +27,7 @@ from topk_lab.gate.truth import truth_table
 
 __all__ = [
     "KERNELS",
+    "LIVE_LENGTH_LIMITS",
     "PHASES",
     "POLICIES",
     "Decision",
