@@ -314,8 +314,8 @@ pd.concat([published.assign(buffer=published["kind"]), speedups]).set_index(["ca
 ].sort_index().round(3)
 
 # %% [markdown]
-# How wide were the source's buffers? Three of its times are published one by one, all of 24
-# masked rows and warm caches. Beside them the same cases here, in either buffer (us):
+# How wide were the source's buffers? Three of its times are published one by one: the same few
+# rows, masked, caches warm. Beside them the same cases here, in either buffer (us):
 
 # %%
 one_by_one = ["baseline_us", "candidate_us"]
