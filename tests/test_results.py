@@ -2,6 +2,7 @@
 
 import getpass
 import json
+import math
 import os
 import re
 import socket
@@ -272,6 +273,38 @@ def test_without_jsonschema_only_checking_fails(tmp_path, run, monkeypatch):
         results.validate(tmp_path)
     with pytest.raises(RuntimeError, match="checking records needs jsonschema"):
         results.Recorder(tmp_path, run, check=True)
+
+
+@pytest.mark.parametrize(
+    ("line", "change", "message"),
+    [
+        (0, {"run": [1]}, r"mine\.jsonl:1: run must be a str, got \[1\]"),
+        (0, {"time": None}, r"mine\.jsonl:1: time must be a str, got None"),
+        (0, {"code": "none"}, r"mine\.jsonl:1: code must be a dict, got 'none'"),
+        (0, {"code": {"git": None}}, r"mine\.jsonl:1: code must have dirty, kernel_hash, compil"),
+        (1, {"run": [1]}, r"mine\.jsonl:2: must be a cell with its run line before it"),
+        (1, {"samples_us": "10"}, r"mine\.jsonl:2: samples_us must be null or a list.*, got '10'"),
+        (1, {"samples_us": []}, r"mine\.jsonl:2: samples_us must be null or a list.*, got \[\]"),
+        *(
+            (1, {"samples_us": [1.0, wrong]}, rf"2: samples_us must be .* above 0, got {said}")
+            for wrong, said in ((0, "0"), (-1.5, "-1.5"), (math.nan, "nan"), ("x", "'x'"))
+        ),
+    ],
+)
+def test_load_refuses_what_no_frame_can_hold(tmp_path, run, line, change, message):
+    path = tmp_path / "mine.jsonl"
+    results.Recorder(path, run).record(**CELL)
+    lines = lines_of(path)
+    lines[line] |= change
+    rewrite(path, lines)
+    with pytest.raises(results.RecordError, match=message):
+        results.load(path)
+
+
+def test_a_file_that_is_no_text_is_refused_by_name(tmp_path):
+    (tmp_path / "mine.jsonl").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(results.RecordError, match=r"mine\.jsonl: must be UTF-8, got .* byte 0xff"):
+        results.load(tmp_path)
 
 
 def test_load_refuses_cells_without_their_run_and_other_schemas(tmp_path, run):

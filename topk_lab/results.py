@@ -77,7 +77,8 @@ CELL_FIELDS = (
     *("samples_us", "median_us", "q1_us", "q3_us", "n", "counters"),
 )
 PLAIN, PACKED = ".jsonl", ".jsonl.gz"
-RUN_COLUMNS = ("device", "recorded", "git", "dirty", "kernel_hash", "compiler", "file")
+CODE_FIELDS = ("git", "dirty", "kernel_hash", "compiler")
+RUN_COLUMNS = ("device", "recorded", *CODE_FIELDS, "file")
 
 # Two cells with these equal are the same cell, run twice.
 IDENTITY = (
@@ -469,15 +470,36 @@ def _as_paths(paths: Any) -> list[str | os.PathLike[str]]:
 
 
 def _text_lines(path: Path) -> Iterator[str]:
-    if path.suffix != ".gz":
-        with path.open(encoding="utf-8") as file:
-            yield from file
-        return
+    opened = gzip.open if path.suffix == ".gz" else open
     try:
-        with gzip.open(path, "rt", encoding="utf-8") as file:
+        with opened(path, "rt", encoding="utf-8") as file:
             yield from file
+    except UnicodeDecodeError as error:
+        raise RecordError(f"{path.name}: must be UTF-8, got {error}") from error
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise RecordError(f"{path.name}: must be a whole gzip file, got {error}") from error
+
+
+def _run_problem(line: dict[str, Any]) -> str | None:
+    """Why cells can't be read with this run line, or None; `validate` says the rest."""
+    for name, kind in (("run", str), ("time", str), ("environment", dict), ("code", dict)):
+        if not isinstance(line.get(name), kind):
+            return f"{name} must be a {kind.__name__}, got {line.get(name)!r}"
+    missing = [name for name in CODE_FIELDS if name not in line["code"]]
+    return f"code must have {', '.join(missing)}" if missing else None
+
+
+def _times_problem(samples_us: Any) -> str | None:
+    """Why this can't stand for the times of a cell, or None if it can: no times are legal."""
+    if samples_us is None:
+        return None
+    if not isinstance(samples_us, list) or not samples_us:
+        return f"samples_us must be null or a list of times, got {samples_us!r}"
+    for sample in samples_us:
+        number = isinstance(sample, int | float) and not isinstance(sample, bool)
+        if not (number and math.isfinite(sample) and sample > 0):
+            return f"samples_us must be finite numbers above 0, got {sample!r}"
+    return None
 
 
 def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -536,7 +558,8 @@ def load(paths: Any) -> pd.DataFrame:
     FileNotFoundError
         A path that is not there.
     RecordError
-        A line that is not JSON, of another schema version, or without its run line.
+        A line that is not JSON, of another schema version, or without its run line; a run line that
+        does not say when it was and of which code; samples that are no times.
 
     Examples
     --------
@@ -551,24 +574,26 @@ def load(paths: Any) -> pd.DataFrame:
     for file in _record_files(_as_paths(paths)):
         runs: dict[str, dict[str, Any]] = {}
         for number, line in _lines(file):
+            place = f"{file.name}:{number}"
             if "environment" in line:
+                problem = _run_problem(line)
+                if problem:
+                    raise RecordError(f"{place}: {problem}")
                 runs[line["run"]] = line
                 continue
-            run = runs.get(line.get("run", ""))
+            run = runs.get(line["run"]) if isinstance(line.get("run"), str) else None
             if run is None or set(line) != set(CELL_FIELDS):
-                raise RecordError(
-                    f"{file.name}:{number}: must be a cell with its run line before it"
-                )
+                raise RecordError(f"{place}: must be a cell with its run line before it")
+            problem = _times_problem(line["samples_us"])
+            if problem:
+                raise RecordError(f"{place}: {problem}")
             code = run["code"]
             rows.append(
                 {
                     **line,
                     "device": device_name_of(line["target"], run["environment"]),
                     "recorded": run["time"],
-                    "git": code["git"],
-                    "dirty": code["dirty"],
-                    "kernel_hash": code["kernel_hash"],
-                    "compiler": code["compiler"],
+                    **{name: code[name] for name in CODE_FIELDS},
                     "file": file.name,
                 }
             )
