@@ -154,6 +154,10 @@ def test_a_step_of_the_timer_is_no_difference():
     assert judge(fine, [round(time, 2) for time in around(10.4)]) == "slower"
     # One late sample is no tick.
     assert judge([*[5.0] * 49, 20.0], [8.0] * 50) == "slower"
+    # Two values that happen to recur, far apart, are no tick where others lie between them.
+    noise = [10 + 0.01 * step for step in range(20)]
+    noise += [noise[0], noise[-1]]
+    assert judge(noise, [time + 0.25 for time in noise]) == "slower"
     # With no step to see, samples are what they are.
     assert judge([10.0] * 20, [11.0] * 20) == "slower"
     assert judge([10.0] * 20, [10.0] * 20) == "same"

@@ -79,15 +79,17 @@ class _Times(NamedTuple):
 
 
 def _tick(samples: Sequence[np.ndarray]) -> float:
-    """The timer's tick: the least step between values that several samples of a side have.
+    """The timer's tick: the least step between values of a side on which values recur.
 
-    A value of one sample may be anything, such as a late interrupt. Where none recurs the timer is
-    finer than the noise, and where one alone does, its tick is not to be seen.
+    No step is smaller than a tick. Where no value recurs the timer is finer than the noise, and
+    where one alone does, its tick is not to be seen: the others may be anything, such as late
+    interrupts.
     """
     steps = []
     for times in samples:
         values, counts = np.unique(times.round(6), return_counts=True)
-        steps += np.diff(values[counts > 1]).tolist()
+        if (counts > 1).sum() > 1:
+            steps.append(float(np.diff(values).min()))
     return min(steps, default=0.0)
 
 
