@@ -200,7 +200,7 @@ def test_lines_say_what_was_compared_and_why(records):
     assert line["median_us_b"] == pytest.approx(12)
     q1, q3 = np.quantile(around(12), (0.25, 0.75))
     assert (line["low_us_b"], line["high_us_b"]) == pytest.approx((q1, q3))
-    assert describe(line) == "24 x 262144, k 512, normal, graph, warm"
+    assert describe(line) == "24 x 262144, k 512, normal, graph of 20 calls, warm"
 
 
 def test_cells_meet_by_all_that_tells_them_apart(records):
@@ -226,7 +226,13 @@ def test_cells_meet_by_all_that_tells_them_apart(records):
         assert lines["reason"].tolist() == ["in A alone", "in B alone"]
     every = records(*(cell(around(10), **change) for change in [{}, *changes]))
     again = records(*(cell(around(10), **change) for change in [*changes[::-1], {}]))
-    assert verdicts(compare(every, again)) == ["same"] * (len(changes) + 1)
+    lines = compare(every, again)
+    assert verdicts(lines) == ["same"] * (len(changes) + 1)
+    # What is printed of them tells them apart too.
+    said = [
+        (line["experiment"], line["variant"], describe(line)) for line in lines.to_dict("records")
+    ]
+    assert len(set(said)) == len(said)
 
 
 def test_a_gap_in_a_column_keeps_no_cells_apart(records):

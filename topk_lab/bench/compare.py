@@ -403,7 +403,9 @@ def describe(line: Mapping[str, Any]) -> str:
         known.get("workload"),
         *(f"{name} {value}" for name, value in (known.get("workload_args") or {}).items()),
         *(f"{name} {known[name]}" for name in ("next_n", "seed") if known.get(name)),
-        known.get("mode"),
+        f"{known['mode']} of {known['calls_per_graph']} calls"
+        if {"mode", "calls_per_graph"} <= set(known)
+        else known.get("mode"),
         known.get("cache"),
     ]
     return ", ".join(word for word in words if word)
