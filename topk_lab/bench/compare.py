@@ -17,11 +17,11 @@ slower
 same        the distance is at most the threshold, and the intervals overlap, or even their far
             ends are no further apart than the threshold
 ambiguous   what is left: medians far apart in intervals that overlap, intervals apart with
-            medians that are not, or too few samples to speak of quartiles
+            medians that are not, too few samples to speak of quartiles, or none on one side
 broken      ok in A, not ok in B: worse than slower
 mended      ok in B, not ok in A
 failing     ok in neither
-untimed     ok in both, and not timed in both: the emulator never times
+untimed     ok in both, and timed in neither: the emulator never times
 missing     in A alone
 new         in B alone
 =========== ====================================================================================
@@ -338,9 +338,23 @@ def _line(
     line = {"variant": " -> ".join(names), **{name: known[name] for name in SHARED_FIELDS}}
     for side, cell in (("a", a), ("b", b)):
         line |= {f"{name}_{side}": cell and cell[name] for name in SIDE_FIELDS}
-        if cell and _is_timed(cell):
-            times = np.asarray(cell["samples_us"], float)
-            line |= _of_side(side, _times(times, _tick([times])), cell["samples_us"])
+    sides = [side for side, cell in (("a", a), ("b", b)) if cell and _is_timed(cell)]
+    if sides == ["a", "b"] and a["status"] == b["status"] == "ok":
+        verdict, reason, *times = _judged(a["samples_us"], b["samples_us"], threshold, min_samples)
+        for side, cell, of_side in zip("ab", (a, b), times, strict=True):
+            line |= _of_side(side, of_side, cell["samples_us"])
+        if a["variant"] == b["variant"]:
+            reason += "".join(
+                f"; {name} {value} -> {b['policy'].get(name)}"
+                for name, value in a["policy"].items()
+                if value != b["policy"].get(name)
+            )
+        ratio = times[1].median / times[0].median
+        return line | {"verdict": verdict, "reason": reason, "ratio": ratio}
+    for side in sides:
+        samples_us = {"a": a, "b": b}[side]["samples_us"]
+        times = np.asarray(samples_us, float)
+        line |= _of_side(side, _times(times, _tick([times])), samples_us)
     if a is None or b is None:
         only = "B" if a is None else "A"
         return line | {"verdict": "new" if a is None else "missing", "reason": f"in {only} alone"}
@@ -350,18 +364,9 @@ def _line(
         )
         why = (a if b["status"] == "ok" else b)["reason"]
         return line | {"verdict": verdict, "reason": f"{a['status']} -> {b['status']}: {why}"}
-    untimed = [side for side, cell in (("A", a), ("B", b)) if not _is_timed(cell)]
-    if untimed:
-        return line | {"verdict": "untimed", "reason": f"no times in {' and '.join(untimed)}"}
-    verdict, reason, of_a, of_b = _judged(a["samples_us"], b["samples_us"], threshold, min_samples)
-    line |= _of_side("a", of_a, a["samples_us"]) | _of_side("b", of_b, b["samples_us"])
-    if a["variant"] == b["variant"]:
-        reason += "".join(
-            f"; {name} {value} -> {b['policy'].get(name)}"
-            for name, value in a["policy"].items()
-            if value != b["policy"].get(name)
-        )
-    return line | {"verdict": verdict, "reason": reason, "ratio": of_b.median / of_a.median}
+    without = " and ".join(side.upper() for side in "ab" if side not in sides)
+    verdict = "ambiguous" if sides else "untimed"
+    return line | {"verdict": verdict, "reason": f"no times in {without}"}
 
 
 def _is_timed(cell: dict[str, Any]) -> bool:
