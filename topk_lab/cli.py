@@ -455,7 +455,8 @@ def compare(
     for word in fail_on:
         check_word("--fail-on", word, comparing.VERDICTS)
     frame_a = results.load(a)
-    frame_b = None if b is None else frame_a if a.samefile(b) else results.load(b)
+    same_file = b is not None and b.exists() and a.samefile(b)
+    frame_b = None if b is None else frame_a if same_file else results.load(b)
     lines = comparing.compare(
         *(frame_a, frame_b),
         baseline=baseline,
@@ -484,19 +485,17 @@ def compare(
 
 
 def _print_comparison(lines: Any) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
+    """One line a cell, however long: thousands of them are searched, not looked at."""
     from topk_lab.bench import compare as comparing
 
     several = lines["variant"].nunique() > 1
-    table = Table(*("verdict", "cell", "A, us", "B, us", "B / A", "why"))
     ordered = lines.assign(
         place=lines["verdict"].map(comparing.VERDICTS.index), far=-lines["ratio"].sub(1).abs()
     ).sort_values(["place", "far"], kind="stable")
+    rows = [("verdict", "B / A", "A, us", "B, us", "cell", "why")]
+    headings = {}
     for (experiment, variant), group in ordered.groupby(["experiment", "variant"], sort=False):
-        table.add_section()
-        table.add_row("", Text(f"{experiment}, {variant}" if several else experiment, "bold"))
+        headings[len(rows)] = f"{experiment}, {variant}" if several else experiment
         for line in group.to_dict("records"):
             times = [
                 f"{line[f'median_us_{side}']:.2f} "
@@ -508,19 +507,18 @@ def _print_comparison(lines: Any) -> None:
             ratio = f"{line['ratio']:.3f}" if line["ratio"] > 0 else ""
             # The numbers beside these say why.
             why = "" if line["verdict"] in ("faster", "slower", "same") else line["reason"]
-            cells = (line["verdict"], comparing.describe(line), *times, ratio, why)
-            table.add_row(*map(Text, cells))
-    _wide_console().print(table)
-
-
-def _wide_console() -> Any:
-    from rich.console import Console
-
-    console = Console()
-    return console if console.is_terminal else Console(width=150)
+            cell = comparing.describe(line)
+            rows.append((line["verdict"], ratio, *times, cell, " ".join(why.split())))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for place, row in enumerate(rows):
+        if place in headings:
+            click.echo(f"\n{headings[place]}")
+        click.echo("  ".join(map(str.ljust, row, widths)).rstrip())
+    click.echo("")
 
 
 def _print_claims(frame: Any) -> None:
+    from rich.console import Console
     from rich.table import Table
 
     table = Table("claim", "published", "found", "verdict")
@@ -529,7 +527,10 @@ def _print_claims(frame: Any) -> None:
         table.add_row(f"[bold]{source}[/bold]", "", "", "")
         for claim in group.to_dict("records"):
             table.add_row(claim["statement"], claim["published"], claim["found"], claim["verdict"])
-    _wide_console().print(table)
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=150)
+    console.print(table)
 
 
 def _committed() -> tuple[Any, Any]:

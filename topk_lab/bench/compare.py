@@ -37,7 +37,7 @@ import numpy as np
 
 from topk_lab import results
 from topk_lab.contract.words import check_word, positive_int, type_name
-from topk_lab.models.bootstrap import drawn_medians, geomean_interval
+from topk_lab.models.bootstrap import drawn_medians, geomean, geomean_interval
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -246,20 +246,22 @@ def compare(
     _require_device(a, b, "device" in across)
     fields = [name for name in results.IDENTITY if name not in left_out]
     runs_a, runs_b = _runs(a, fields), _runs(b, fields)
-    any_policy = [name for name in fields if name != "policy"]
-    of_any_policy = [
-        {results.identity(cell, any_policy) for cell in frame.to_dict("records")}
-        for frame in (a, b)
+    pairs = [
+        _pair(runs_a.get(key, {}), runs_b.get(key, {}), same_records)
+        for key in dict.fromkeys([*runs_a, *runs_b])
     ]
-    lines = []
-    for key in dict.fromkeys([*runs_a, *runs_b]):
-        pair = _pair(runs_a.get(key, {}), runs_b.get(key, {}), same_records)
-        line = _line(*pair, threshold, min_samples)
-        if line["verdict"] in ("missing", "new"):
+    lines = [_line(*pair, threshold, min_samples) for pair in pairs]
+    alone = [(line, pair) for line, pair in zip(lines, pairs, strict=True) if None in pair]
+    if alone:
+        any_policy = [name for name in fields if name != "policy"]
+        of_side = [
+            {results.identity(cell, any_policy) for cell in frame.to_dict("records")}
+            for frame in (a, b)
+        ]
+        for line, pair in alone:
             loose = results.identity(pair[0] or pair[1], any_policy)
-            if all(loose in found for found in of_any_policy):
+            if all(loose in found for found in of_side):
                 line["reason"] += ", the other has it under another policy"
-        lines.append(line)
     return pd.DataFrame(lines, columns=_COLUMNS)
 
 
@@ -452,7 +454,7 @@ def summary(lines: pd.DataFrame, *, draws: int = 1000, seed: int = 0) -> pd.Data
         rows.append(
             {
                 "variant": variant,
-                "geomean": float(np.exp(np.log(ratios[chosen]).mean())),
+                "geomean": geomean(ratios[chosen]),
                 "low": low,
                 "high": high,
                 "least": ratios[chosen].min(),

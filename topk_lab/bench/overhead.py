@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from topk_lab import driver, ops, plans
+from topk_lab import driver, plans
 from topk_lab.results import Recorder
 
 __all__ = ["LAYERS", "host_overhead"]
@@ -36,6 +36,8 @@ LAYERS = (
 def _layers(device_index: int) -> tuple[Any, Any, dict[str, Callable[[], Any]]]:
     """Logits, the output that most layers write, and the layers."""
     import torch
+
+    from topk_lab import ops
 
     place = torch.device("cuda", device_index)
     logits = torch.randn(NUM_ROWS, NUM_COLS, device=place)
