@@ -178,11 +178,20 @@ def test_a_step_of_the_timer_is_no_difference():
         ({"b_us": [1.0, math.inf]}, ValueError, "b_us must hold at least one time"),
         ({"b_us": [1.0, 0.0]}, ValueError, "b_us must hold at least one time"),
         ({"a_us": [[1.0]]}, ValueError, "a_us must hold at least one time"),
+        ({"a_us": [[1.0], []]}, ValueError, r"a_us must hold .* above 0, got \[\[1.0\], \[\]\]"),
+        ({"a_us": ["1", "2"]}, ValueError, r"a_us must hold .* above 0, got \['1', '2'\]"),
+        ({"b_us": [True] * 9}, ValueError, r"b_us must hold .* above 0, got \[True, "),
+        ({"b_us": None}, ValueError, "b_us must hold .* above 0, got None"),
     ],
 )
 def test_what_can_not_be_judged_is_refused(arguments, error, message):
     with pytest.raises(error, match=f"^{message}"):
         judge(**({"a_us": around(10), "b_us": around(10)} | arguments))
+
+
+def test_numbers_of_numpy_are_numbers():
+    assert judge(around(10), np.array(around(10.4)), threshold=np.float32(0.05)) == "same"
+    assert judge(around(10), around(30), threshold=np.int64(3), min_samples=np.int8(9)) == "same"
 
 
 def test_documented_example_holds():

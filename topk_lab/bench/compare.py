@@ -30,6 +30,8 @@ new         in B alone
 from __future__ import annotations
 
 import math
+import numbers
+import reprlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -161,14 +163,22 @@ def judge(
     """
     _check_rule(threshold, min_samples)
     for name, samples in (("a_us", a_us), ("b_us", b_us)):
-        times = np.asarray(samples, float)
-        if times.ndim != 1 or not times.size or not (np.isfinite(times) & (times > 0)).all():
-            raise ValueError(f"{name} must hold at least one time, all finite and above 0")
+        try:
+            times = np.asarray(samples)
+        except ValueError:  # lists of several lengths
+            times = np.empty(0)
+        # Texts and bools turn into floats too, if asked.
+        counted = times.ndim == 1 and times.size and times.dtype.kind in "iuf"
+        if not (counted and (np.isfinite(times) & (times > 0)).all()):
+            raise ValueError(
+                f"{name} must hold at least one time, all finite and above 0, got "
+                f"{reprlib.repr(samples)}"
+            )
     return _judged(a_us, b_us, threshold, min_samples)[0]
 
 
 def _check_rule(threshold: float, min_samples: int) -> None:
-    if isinstance(threshold, bool) or not isinstance(threshold, int | float):
+    if isinstance(threshold, bool) or not isinstance(threshold, numbers.Real):
         raise TypeError(f"threshold must be a number, got {threshold!r} ({type_name(threshold)})")
     if not (math.isfinite(threshold) and threshold >= 0):
         raise ValueError(f"threshold must be finite and at least 0, got {threshold}")
