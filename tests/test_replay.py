@@ -2,8 +2,10 @@
 
 import numpy as np
 import pytest
+import torch
 
 from topk_lab import registry, replay, schedules, targets, verify
+from topk_lab.driver import DriverError
 from topk_lab.verify import graphs as replay_graphs
 
 KIBI = 1024
@@ -18,6 +20,8 @@ def test_lengths_stand_on_both_sides_of_every_bound():
     narrow = replay.lengths_of(20_000)
     assert {16 * KIBI, 20_000, 20_001} <= set(narrow)
     assert 64 * KIBI not in narrow
+    # Behind the widest buffer there is no length: int32 ends.
+    assert replay.lengths_of(2**31 - 1)[-1] == 2**31 - 1
 
 
 @pytest.mark.parametrize("num_rows", [1, 8, 24, 300])
@@ -111,3 +115,55 @@ def test_what_has_no_graph_is_refused(arguments, message):
         replay.capture(*arguments, 2, 2000)
     with pytest.raises(ValueError, match=r"host must be one of host-lengths, .*, got 'host'"):
         replay.capture("gfx950", "vllm_k512", 2, 2000, host="host")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"num_rows": -1}, ValueError, "num_rows must be at least 0, got -1"),
+        ({"num_rows": True}, TypeError, r"num_rows must be an int, got True \(bool\)"),
+        ({"num_cols": 2000.0}, TypeError, r"num_cols must be an int, got 2000.0 \(float\)"),
+        ({"num_cols": 2**31}, ValueError, "num_cols must be at most 2147483647, got 2147483648"),
+        ({"k": True}, TypeError, r"k must be an int, got True \(bool\)"),
+        ({"row_ends": [5, 5]}, TypeError, "row_ends must be an int32 ndarray, got list"),
+        ({"row_ends": np.zeros(2)}, TypeError, "row_ends must be an int32 ndarray, got float64"),
+        (
+            {"row_ends": np.zeros(1, np.int32), "host": "host-lengths"},
+            ValueError,
+            r"row_ends must have shape \(num_rows,\) = \(2,\), got \(1,\)",
+        ),
+        *(
+            (
+                {"variant": variant, "host": "host-splits"},
+                ValueError,
+                f"variant must choose splits by length for host-splits, got '{variant}'",
+            )
+            for variant in ("vllm_generic", "sglang_block1024", "aiter_one_block")
+        ),
+    ],
+)
+def test_what_can_not_be_captured_is_refused(arguments, error, message):
+    call = {"target": "gfx950", "variant": "vllm_k512", "num_rows": 2, "num_cols": 2000}
+    with pytest.raises(error, match=f"^{message}"):
+        replay.capture(**(call | arguments))
+
+
+def test_a_host_that_fixes_splits_leaves_the_rest_of_a_policy_alone():
+    ends = np.array([5, 66_000], np.int32)
+    call = {"num_rows": 2, "num_cols": 66_000, "host": "host-splits", "row_ends": ends}
+    captured = replay.capture("gfx950", "vllm_k512[splits=h200]", **call)
+    assert str(captured.plan.variant) == "vllm_k512[splits=fixed_16]"
+    with pytest.raises(ValueError, match=r"\[count_neg_inf=false,splits=fixed_8\] is not compiled"):
+        replay.capture("gfx950", "vllm_k512[count_neg_inf=false]", **call)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a device is there")
+def test_a_device_that_is_not_there_is_refused():
+    with pytest.raises(DriverError, match=r"torch .* is not built for .* devices; install"):
+        replay.capture("cuda", "vllm_k512", 2, 2000)
+
+
+@pytest.mark.parametrize("arguments", [(-1, 5, 2), (8, 5, -1), (8, 5, 2.0), (8, 2**31, 1)])
+def test_replays_of_no_shape_are_refused(arguments):
+    with pytest.raises((TypeError, ValueError), match=r"^(num_rows|num_cols|count) must be"):
+        next(replay.replays(*arguments))

@@ -9,13 +9,14 @@ the ways to get that wrong, or slow.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from topk_lab import plans, registry, schedules, targets
-from topk_lab.contract import NO_INDEX, UNWRITTEN
+from topk_lab.contract.lengths import check_per_row_shape
+from topk_lab.contract.words import INT32_MAX, NO_INDEX, UNWRITTEN, dtype_name, positive_int
 
 if TYPE_CHECKING:
     import torch
@@ -69,10 +70,16 @@ def lengths_of(num_cols: int) -> list[int]:
     -------
     list of int
         Rising, int32.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Not a width that an int32 length can name.
     """
+    positive_int("num_cols", num_cols, INT32_MAX, least=0)
     bounds = [*(bound for bound in BOUNDS if bound < num_cols), num_cols]
     near = {bound + step for bound in bounds for step in (-1, 0, 1)}
-    return sorted(near | {num_cols + 17, *SPECIAL})
+    return sorted({min(length, INT32_MAX) for length in near | {num_cols + 17, *SPECIAL}})
 
 
 def replays(num_rows: int, num_cols: int, count: int) -> Iterator[Replay]:
@@ -89,7 +96,14 @@ def replays(num_rows: int, num_cols: int, count: int) -> Iterator[Replay]:
     ------
     Replay
         The rows go through all lengths of `lengths_of` in random order, and again in another one.
+
+    Raises
+    ------
+    TypeError, ValueError
+        A number that is negative or none.
     """
+    positive_int("num_rows", num_rows, least=0)
+    positive_int("count", count, least=0)
     rng = np.random.default_rng(0)
     lengths = lengths_of(num_cols)
     rounds = -(-count * num_rows // len(lengths))
@@ -285,8 +299,9 @@ def capture(
 
     Raises
     ------
-    ValueError
-        A target or variant that can't be captured, or a host policy that is not known.
+    TypeError, ValueError
+        A target, variant or shape that can't be captured, a host policy that is not known or that
+        the variant has no use for, lengths that are not one int32 a row.
     topk_lab.code_objects.CodeObjectError, topk_lab.driver.DriverError
         The target can't be used.
     """
@@ -299,11 +314,30 @@ def capture(
         raise ValueError(f"target must be one of {', '.join(places)}, got {target!r}")
     if host is not None and host not in HOST_POLICIES:
         raise ValueError(f"host must be one of {', '.join(HOST_POLICIES)}, got {host!r}")
-    seen = np.full(num_rows, num_cols, np.int32) if row_ends is None else row_ends
+    num_rows = positive_int("num_rows", num_rows, least=0)
+    num_cols = positive_int("num_cols", num_cols, INT32_MAX, least=0)
+    k = positive_int("k", k, INT32_MAX)
+    if row_ends is None:
+        row_ends = np.full(num_rows, num_cols, np.int32)
+    if not isinstance(row_ends, np.ndarray) or row_ends.dtype != np.int32:
+        raise TypeError(f"row_ends must be an int32 ndarray, got {dtype_name(row_ends)}")
+    check_per_row_shape("row_ends", row_ends.shape, num_rows)
     if host == "host-splits":
-        limit = schedules.max_splits(variant, num_rows, num_cols)
-        longest = int(np.clip(seen, 0, num_cols).max(initial=0))
-        count = schedules.active_splits(variant, num_rows, longest, limit)
-        variant = f"{info.name}[splits=fixed_{count}]"
+        variant = _with_splits_of(variant, num_rows, num_cols, row_ends)
     shape = plans.Shape(num_rows, num_cols, k, num_cols, k)
-    return Captured(target, plans.plan(variant, shape), shape, host, seen)
+    plan = plans.plan(variant, shape)
+    if target in targets.DEVICE_TARGETS:
+        targets.require_device(target)
+    return Captured(target, plan, shape, host, row_ends)
+
+
+def _with_splits_of(variant: str, num_rows: int, num_cols: int, row_ends: np.ndarray) -> str:
+    """The variant with the split count that it would give the longest row, fixed at launch."""
+    chosen = schedules.parse_variant(variant)
+    if getattr(chosen.policy, "split_schedule", "generic") == "generic":
+        raise ValueError(f"variant must choose splits by length for host-splits, got {variant!r}")
+    limit = schedules.max_splits(chosen, num_rows, num_cols)
+    longest = int(np.clip(row_ends, 0, num_cols).max(initial=0))
+    count = schedules.active_splits(chosen, num_rows, longest, limit)
+    policy = replace(chosen.policy, splits=f"fixed_{count}")
+    return str(schedules.Variant(chosen.name, policy))

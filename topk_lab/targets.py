@@ -35,6 +35,7 @@ __all__ = [
     "aligned",
     "code_of",
     "emulate",
+    "require_device",
     "run",
     "status",
     "variants",
@@ -157,6 +158,13 @@ def status(target: str) -> Status:
         )
     detail = f"{found.path.name} {found.sha256[:12]} by {found.toolchain} ({found.compiler})"
     return Status(target, True, detail)
+
+
+def require_device(target: str) -> None:
+    """Raise DriverError, with the reason and the fix, unless a device target can be used here."""
+    state = status(target)
+    if not state.usable:
+        raise DriverError(state.reason, state.fix)
 
 
 def variants() -> pd.DataFrame:
@@ -479,9 +487,7 @@ def run(
 
         steps = arrays["trace"] = empty_trace(*plan.trace_shape)
     if target in DEVICE_TARGETS:
-        state = status(target)
-        if not state.usable:
-            raise DriverError(state.reason, state.fix)
+        require_device(target)
         code, counts = _launch(target, plan, arrays), []
     else:
         code, counts = emulate(target, plan, arrays, seed, count)
