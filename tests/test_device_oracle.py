@@ -113,7 +113,40 @@ def test_rows_are_counted_across_chunks(monkeypatch):
     assert judged(logits, wrong, row_ends) == {1, 4, 7}
 
 
-def test_shapes_that_do_not_belong_together_are_refused():
-    logits, indices = torch.zeros(3, 8), torch.zeros(2, 4, dtype=torch.int32)
-    with pytest.raises(ValueError, match=r"must have 3 rows as logits, got \(2, 4\) and \(3,\)"):
-        inexact_rows(logits, indices, torch.zeros(3, dtype=torch.int32))
+def test_subnormals_are_not_zero_where_arithmetic_flushes_them():
+    logits, row_ends = np.array([[0.0, 1e-45, -1e-45]], np.float32), np.array([3], np.int32)
+    assert torch.set_flush_denormal(True)
+    try:
+        assert judged(logits, np.array([[1]], np.int32), row_ends) == set()
+        assert judged(logits, np.array([[0]], np.int32), row_ends) == {0}
+        assert judged(logits, np.array([[1, 2]], np.int32), row_ends) == {0}
+    finally:
+        torch.set_flush_denormal(False)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error", "message"),
+    [
+        ({"indices": torch.zeros(2, 4).int()}, ValueError, r"indices .* 3 rows .*, got \(2, 4\)"),
+        ({"indices": torch.zeros(3).int()}, ValueError, r"indices must have shape .* got \(3,\)"),
+        ({"indices": torch.zeros(3, 0).int()}, ValueError, r"indices must .* k >= 1, got \(3, 0\)"),
+        ({"indices": torch.zeros(3, 4)}, TypeError, "indices must be int32, got float32"),
+        ({"indices": None}, TypeError, "indices must be a torch.Tensor, got NoneType"),
+        ({"logits": torch.zeros(3, 8).half()}, TypeError, "logits must be float32, got float16"),
+        ({"logits": torch.zeros(3)}, ValueError, r"logits must be 2-D, got shape \(3,\)"),
+        ({"row_ends": torch.zeros(3)}, TypeError, "row_ends must be int32, got float32"),
+        (
+            {"row_ends": torch.zeros(1).int()},
+            ValueError,
+            r"row_ends must have shape \(num_rows,\) = \(3,\), got \(1,\)",
+        ),
+    ],
+)
+def test_what_can_not_be_judged_is_refused(wrong, error, message):
+    parts = {
+        "logits": torch.zeros(3, 8),
+        "indices": torch.zeros(3, 4, dtype=torch.int32),
+        "row_ends": torch.zeros(3, dtype=torch.int32),
+    }
+    with pytest.raises(error, match=f"^{message}"):
+        inexact_rows(**(parts | wrong))

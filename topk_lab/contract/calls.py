@@ -148,7 +148,7 @@ def check_call(
         A wrong shape, stride, number or word, or two length arguments that exclude each other. Each
         message names the argument, what was required and what came.
     """
-    _check_tensor("logits", logits, "float32")
+    check_tensor("logits", logits, "float32")
     if logits.ndim != 2:
         raise ValueError(f"logits must have shape (num_rows, num_cols), got {tuple(logits.shape)}")
     num_rows, num_cols = logits.shape
@@ -203,7 +203,7 @@ def check_call(
     if raw_out is not None:
         _check_output("raw_out", raw_out, "int32", device, num_rows, k)
     if workspace is not None:
-        _check_tensor("workspace", workspace, "uint8", device)
+        check_tensor("workspace", workspace, "uint8", device)
         if workspace.ndim != 1 or not workspace.is_contiguous():
             raise ValueError(
                 f"workspace must be 1-D and contiguous, got shape {tuple(workspace.shape)} "
@@ -311,7 +311,7 @@ def _check_pages(
     num_cols: int,
     per_sequence: int | None,
 ) -> Pages:
-    _check_tensor("page_table", page_table, "int32", device)
+    check_tensor("page_table", page_table, "int32", device)
     shape = tuple(page_table.shape)
     bits, next_n = check_pages_shape(shape, page_size, num_rows, num_cols, per_sequence)
     if shape[1] > 1 and shape[0] > 0 and page_table.stride(1) != 1:
@@ -343,7 +343,8 @@ def check_workspace(workspace: torch.Tensor | None, required_bytes: int) -> None
         )
 
 
-def _check_tensor(name: str, value: Any, dtype: str, device: Any = None) -> None:
+def check_tensor(name: str, value: Any, dtype: str, device: Any = None) -> None:
+    """Refuse what is no dense tensor of a dtype, or lies on another device."""
     import torch
 
     if not isinstance(value, torch.Tensor):
@@ -359,7 +360,7 @@ def _check_tensor(name: str, value: Any, dtype: str, device: Any = None) -> None
 
 
 def _check_lengths(name: str, value: Any, device: Any) -> None:
-    _check_tensor(name, value, "int32", device)
+    check_tensor(name, value, "int32", device)
     if not value.is_contiguous():
         raise ValueError(f"{name} must be contiguous, got strides {value.stride()}")
 
@@ -367,7 +368,7 @@ def _check_lengths(name: str, value: Any, device: Any) -> None:
 def _check_output(name: str, value: Any, dtype: str, device: Any, num_rows: int, k: int) -> None:
     import torch
 
-    _check_tensor(name, value, dtype, device)
+    check_tensor(name, value, dtype, device)
     if tuple(value.shape) != (num_rows, k):
         raise ValueError(
             f"{name} must have shape (num_rows, k) = ({num_rows}, {k}), got {tuple(value.shape)}"

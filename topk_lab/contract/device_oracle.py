@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from topk_lab.contract.calls import check_tensor
+from topk_lab.contract.lengths import check_per_row_shape
 from topk_lab.contract.oracle import NO_INDEX
 
 if TYPE_CHECKING:
@@ -19,14 +21,15 @@ __all__ = ["inexact_rows"]
 
 CHUNK_ELEMENTS = 1 << 27
 GREATEST_KEY = 2**31 - 1  # of a NaN
-NO_KEY = -(2**31)  # below every logit's
+NEGATIVE_ZERO = -(2**31)  # its bits
 
 
 def _keys(logits: torch.Tensor) -> torch.Tensor:
     """Order keys: one NaN, the greatest; one zero."""
     import torch
 
-    bits = (logits + 0.0).view(torch.int32)  # -0.0 becomes +0.0
+    bits = logits.view(torch.int32)  # no arithmetic on floats: it may flush subnormals
+    bits = bits.masked_fill(bits == NEGATIVE_ZERO, 0)
     keys = bits ^ ((bits >> 31) & 0x7FFFFFFF)
     return keys.masked_fill_(logits.isnan(), GREATEST_KEY)
 
@@ -75,6 +78,8 @@ def inexact_rows(
 
     Raises
     ------
+    TypeError
+        Another dtype.
     ValueError
         Shapes that don't belong together.
 
@@ -84,12 +89,18 @@ def inexact_rows(
     """
     import torch
 
+    check_tensor("logits", logits, "float32")
+    check_tensor("indices", indices, "int32", logits.device)
+    check_tensor("row_ends", row_ends, "int32", logits.device)
+    if logits.ndim != 2:
+        raise ValueError(f"logits must be 2-D, got shape {tuple(logits.shape)}")
     num_rows, num_cols = logits.shape
-    if tuple(indices.shape[:1]) != (num_rows,) or tuple(row_ends.shape) != (num_rows,):
+    if indices.ndim != 2 or indices.shape[0] != num_rows or not indices.shape[1]:
         raise ValueError(
-            f"indices and row_ends must have {num_rows} rows as logits, got "
-            f"{tuple(indices.shape)} and {tuple(row_ends.shape)}"
+            f"indices must have shape (num_rows, k) with {num_rows} rows and k >= 1, "
+            f"got {tuple(indices.shape)}"
         )
+    check_per_row_shape("row_ends", tuple(row_ends.shape), num_rows)
     live = row_ends.to(torch.int64).clamp(0, num_cols)[:, None]
     step = max(1, CHUNK_ELEMENTS // max(num_cols, indices.shape[1], 1))
     found = [
