@@ -14,6 +14,7 @@ from topk_lab import results, schedules, workloads
 from topk_lab.bench import EXPERIMENTS, candidates, graphs, matrix, measure, run
 from topk_lab.bench.device_logits import DRAWN, draw
 from topk_lab.contract import find_violations
+from topk_lab.reference import exact
 
 CASE = {
     "concurrency": 2,
@@ -171,8 +172,8 @@ def test_a_tensor_is_judged_where_it_is(monkeypatch):
     called = []
     monkeypatch.setattr(
         candidates,
-        "inexact_rows",
-        lambda *question: called.append(question) or torch.tensor([], dtype=torch.int64),
+        "first_fault",
+        lambda *question: called.append(question),
     )
     timing = measure(
         {"twin": candidates.stand_for("vllm_generic", 512, inputs)}, Calling(), effort=SHORT
@@ -181,6 +182,22 @@ def test_a_tensor_is_judged_where_it_is(monkeypatch):
     (question,) = called
     answer = question[1].numpy()
     assert not find_violations(logits.numpy(), answer, row_ends=ends)
+
+
+def test_the_row_that_is_wrong_is_named():
+    ends = np.array([600, 20, 700], np.int32)
+    logits = draw("normal", ends, 700, "cpu")
+
+    def last_row_left_out(logits):
+        answer = torch.full((3, 512), -777, dtype=torch.int32)
+        return lambda: answer[:2].copy_(right[:2]), answer
+
+    inputs = candidates.Inputs(logits, Calling(), "warm", row_ends=ends)
+    right = torch.from_numpy(exact.select(logits.numpy(), 512, 0 * ends, ends)[0])
+    candidate = inputs.selection(last_row_left_out)
+    timing = measure({"wrong": candidate}, Calling(), effort=SHORT)["wrong"]
+    assert timing.status == "wrong"
+    assert timing.reason.startswith("1 rows; row 2: unwritten: ")
 
 
 # Graphs

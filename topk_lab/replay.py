@@ -248,16 +248,9 @@ class Captured:
 
     def wrong(self) -> str | None:
         """What the last replay broke of the contract, in one line; None if nothing."""
-        from topk_lab.contract import find_violations, inexact_rows
+        from topk_lab.contract import first_fault
 
-        rows = inexact_rows(self._buffers["logits"], self._buffers["indices"], self.live)
-        if not rows.numel():
-            return None
-        row = slice(int(rows[0]), int(rows[0]) + 1)
-        logits, indices = (self._buffers[name][row].cpu() for name in ("logits", "indices"))
-        found = find_violations(logits, indices, row_ends=self.live[row].cpu())
-        first = str(found[0]).partition(": ")[2] if found else "not an exact selection"
-        return f"{rows.numel()} rows; row {row.start}: {first}"
+        return first_fault(self._buffers["logits"], self._buffers["indices"], self.live)
 
     def splits(self) -> np.ndarray:
         """Splits of each row that the last replay wrote to: (num_rows,) int64, 0 where none."""

@@ -17,7 +17,7 @@ import numpy as np
 from topk_lab.bench.device import Call, Device
 from topk_lab.bench.ratios import TORCH
 from topk_lab.bench.timing import COLD_CACHES, Candidate
-from topk_lab.contract import UNWRITTEN, find_violations, inexact_rows
+from topk_lab.contract import UNWRITTEN, find_violations, first_fault
 
 if TYPE_CHECKING:
     import torch
@@ -100,18 +100,12 @@ class Inputs:
 
         def check(output: torch.Tensor) -> str | None:
             indices = output.to(torch.int32) if columns is None else columns(output)
-            rows = slice(None)
-            if not self.on_host:  # too much for the host: it sees the first wrong row alone
-                wrong = inexact_rows(self.logits, indices, self.row_ends)
-                if not wrong.numel():
-                    return None
-                rows = slice(int(wrong[0]), int(wrong[0]) + 1)
-            asked = (self.logits[rows], indices[rows], self.row_ends[rows])
+            asked = (self.logits, indices, self.row_ends)
+            if not self.on_host:  # too much for the host
+                return first_fault(*asked)
             seen, answer, ends = (part.cpu() for part in asked)
             violations = find_violations(seen, answer, row_ends=ends)
-            if violations:
-                return f"{len(violations)} violations; {violations[0]}"
-            return None if self.on_host else f"row {rows.start}: not an exact selection"
+            return f"{len(violations)} violations; {violations[0]}" if violations else None
 
         return self._candidate(make, UNWRITTEN, check)
 

@@ -23,7 +23,7 @@ logits are, on a device.
 """
 
 from topk_lab.contract.calls import Call, Pages, check_call, check_pages_shape, check_workspace
-from topk_lab.contract.device_oracle import inexact_rows
+from topk_lab.contract.device_oracle import first_fault, inexact_rows
 from topk_lab.contract.lengths import live_bounds, row_ends_from
 from topk_lab.contract.oracle import (
     KINDS,
@@ -50,6 +50,7 @@ __all__ = [
     "check_pages_shape",
     "check_workspace",
     "find_violations",
+    "first_fault",
     "inexact_rows",
     "live_bounds",
     "row_ends_from",

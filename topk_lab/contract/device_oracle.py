@@ -3,7 +3,7 @@
 The same judgement as `topk_lab.contract.find_violations` by the same argument, in torch operations
 on the tensors' own device and without any top-k operator: m distinct live indices are a top m
 exactly if no logit left out is greater than the least one chosen. Where it finds a fault,
-`find_violations` says more.
+`find_violations` says more of it.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 
 from topk_lab.contract.calls import check_tensor
 from topk_lab.contract.lengths import check_per_row_shape
-from topk_lab.contract.oracle import NO_INDEX
+from topk_lab.contract.oracle import NO_INDEX, find_violations
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["inexact_rows"]
+__all__ = ["first_fault", "inexact_rows"]
 
 CHUNK_ELEMENTS = 1 << 27
 GREATEST_KEY = 2**31 - 1  # of a NaN
@@ -108,3 +108,27 @@ def inexact_rows(
         for first in range(0, num_rows, step)
     ]
     return torch.cat(found).nonzero()[:, 0] if found else row_ends.new_empty(0, dtype=torch.int64)
+
+
+def first_fault(logits: torch.Tensor, indices: torch.Tensor, row_ends: torch.Tensor) -> str | None:
+    """What the first inexact row breaks of the contract, in one line.
+
+    Parameters
+    ----------
+    logits, indices, row_ends
+        As for `inexact_rows`.
+
+    Returns
+    -------
+    str or None
+        How many rows are inexact, and what `find_violations` says of the first, which alone is
+        brought to the host; None if all are exact.
+    """
+    rows = inexact_rows(logits, indices, row_ends)
+    if not rows.numel():
+        return None
+    row = int(rows[0])
+    seen, answer, end = (part[row : row + 1].cpu() for part in (logits, indices, row_ends))
+    found = find_violations(seen, answer, row_ends=end)
+    said = f"{found[0].kind}: {found[0].detail}" if found else "not an exact selection"
+    return f"{rows.numel()} rows; row {row}: {said}"
