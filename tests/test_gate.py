@@ -451,6 +451,11 @@ def test_bad_input_is_refused_by_name(changes, error, message):
         ),
         (lambda: gate.decode_max_len(0, max_seq_len=5), ValueError, "compress_ratio must be at"),
         (
+            lambda: topk_lab.dispatch(1, 9000, 512, phase="prefill", max_seq_len=-4),
+            ValueError,
+            "max_seq_len must be None for prefill, only decode asks for it, got -4",
+        ),
+        (
             lambda: topk_lab.dispatch(1, None, 512),
             TypeError,
             r"num_cols must be an int, got None \(NoneType\)",

@@ -154,6 +154,12 @@ def dispatch(
     positive_int("num_cols", num_cols, least=0)
     positive_int("compress_ratio", compress_ratio)
     max_len = None
+    if phase == "prefill":
+        for name, length in (("max_model_len", max_model_len), ("max_seq_len", max_seq_len)):
+            if length is not None:
+                raise ValueError(
+                    f"{name} must be None for prefill, only decode asks for it, got {length!r}"
+                )
     if phase == "decode":
         filled = num_cols * compress_ratio
         max_len = decode_max_len(
