@@ -11,7 +11,7 @@ import torch
 
 from tests.test_bench import SHORT, Calling, run_on
 from topk_lab import results, schedules, workloads
-from topk_lab.bench import EXPERIMENTS, candidates, graphs, matrix, measure, run
+from topk_lab.bench import EXPERIMENTS, Timing, candidates, graphs, matrix, measure, run
 from topk_lab.bench.device_logits import DRAWN, draw
 from topk_lab.contract import find_violations
 from topk_lab.reference import exact
@@ -227,6 +227,17 @@ def short_replays(monkeypatch):
     monkeypatch.setattr(graphs, "REPLAYS", 7)
     monkeypatch.setattr(graphs, "LONGEST", 18_000)
     monkeypatch.setattr(graphs, "ROWS", 2)
+
+
+def test_a_clock_that_is_read_no_more_costs_no_times():
+    first = Timing(
+        "ok", None, (10.0, 12.0, 11.0), 1, {"clock_mhz": (1.0, 2.0), "power_w": (3.0, 4.0)}
+    )
+    last = Timing("ok", None, (20.0,), 1, {"clock_mhz": (5.0, 6.0)})
+    timeline = graphs._timeline([1000, 2000], [first, last])
+    assert timeline.samples_us == (11.0, 20.0)
+    assert timeline.clocks == {"clock_mhz": (1.0, 6.0)}
+    assert timeline.more == {"lengths": [1000, 2000]}
 
 
 def test_one_graph_serves_every_length(recorded, short_replays):

@@ -130,6 +130,7 @@ def _timeline(lengths: list[int], timings: list[Timing]) -> Timing:
         {
             name: (before, timings[-1].clocks[name][1])
             for name, (before, _) in timings[0].clocks.items()
+            if name in timings[-1].clocks
         },
         {"lengths": lengths},
     )
