@@ -343,7 +343,7 @@ def test_rounds_end_when_settled_and_no_later_than_asked():
         ({"calls_per_graph": 0}, "calls_per_graph must be at least 1, got 0"),
         (
             {"calls_per_graph": 2, "cache": "pressure_256MiB"},
-            "calls_per_graph must be None for graph with pressure_256MiB caches",
+            "calls_per_graph must be None for graph with pressure_256MiB caches, got 2",
         ),
     ],
 )

@@ -440,7 +440,7 @@ def parse_variant(text: str) -> Variant:
     return Variant(name, dataclasses.replace(policy, **changes))
 
 
-def _policy_of(variant: str | Variant) -> TopKPolicy | StashPolicy:
+def _policy_of(variant: str | Variant) -> TopKPolicy | StashPolicy | OneBlockPolicy:
     return (variant if isinstance(variant, Variant) else parse_variant(variant)).policy
 
 

@@ -340,7 +340,9 @@ def measure(
     if cache not in CACHES:
         raise ValueError(f"cache must be one of {', '.join(CACHES)}, got {cache!r}")
     if calls_per_graph is not None and (mode, cache) != ("graph", "warm"):
-        raise ValueError(f"calls_per_graph must be None for {mode} with {cache} caches")
+        raise ValueError(
+            f"calls_per_graph must be None for {mode} with {cache} caches, got {calls_per_graph}"
+        )
     if calls_per_graph is not None and calls_per_graph < 1:
         raise ValueError(f"calls_per_graph must be at least 1, got {calls_per_graph}")
     _check_calls(candidates, cache)
