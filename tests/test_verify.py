@@ -641,3 +641,10 @@ def test_checks_of_what_is_not_compiled_are_refused_before_any_runs():
     with pytest.raises(ValueError, match="is not compiled; it runs on target numba only"):
         verify.checks("page_tables", "sglang_block512[stash_kib=128]", "gfx950")
     assert verify.checks("page_tables", "sglang_block512[stash_kib=128]", "numba")
+
+
+def test_a_case_outside_a_gate_runs_what_the_gate_picks():
+    for variant in ("vllm_k512", "vllm_k512_uncrowded"):
+        runs = {check.id: check.variant for check in verify.checks("boundaries", variant, "numba")}
+        assert runs.pop("native-fallback") == "vllm_generic"
+        assert set(runs.values()) == {variant}

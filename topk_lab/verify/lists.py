@@ -104,10 +104,14 @@ def _case_body(
 
 
 def case_checks(list_name: str, variant: str, target: str, seed: int | None) -> Iterator[Check]:
-    """A listed case runs the variant that its gate picks, where the gated variant is asked for."""
+    """A listed case runs the variant that its gate picks, where a gated variant is asked for."""
     plans_seen: set = set()
     for case in cases.load(list_name):
-        runs = case.variant if variant == "vllm_k512" else variant
+        name = registry.resolve(variant).name
+        refused = name in schedules.POLICIES and schedules.gate_refusal(
+            name, case.num_rows, case.num_cols, case.k
+        )
+        runs = case.variant if variant == "vllm_k512" or refused else variant
         yield Check(
             experiment=list_name.replace("-", "_"),
             id=case.id,
