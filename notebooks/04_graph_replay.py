@@ -364,10 +364,11 @@ lost[[*listed, "speedup"]].head(12).round(2)
 
 # %% [markdown]
 # Where both sides give a row one block, they differ in its threads: a row too short to feed the
-# larger block gains nothing from it, as in the latency notebook. Where the baseline splits rows
-# and the change doesn't, that is by the source's policy for many rows: one block a row is then
-# more than the device holds at once by a part, and the last round is mostly empty, while ten
-# smaller splits fill it.
+# larger block gains nothing from it, as in the latency notebook. With many longer rows the smaller
+# blocks all fit at once and the larger ones don't: rounds above one, the last of which is mostly
+# empty. The same happens where the baseline splits rows and the change doesn't, by the source's
+# policy for many rows: ten smaller splits fill the device. And where the change splits rows of a
+# middle length in a narrow buffer, the merge costs more than the splits save, on masked rows alone.
 #
 # ## Do events and the profiler agree?
 #
