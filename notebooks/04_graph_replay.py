@@ -407,7 +407,7 @@ pd.DataFrame(
         for rule in gate.POLICIES["merged"]
     ],
     columns=["rule", "phases", "condition", "kernel"],
-).set_index("rule").style.set_properties(**{"text-align": "left"})
+).set_index("rule")
 
 # %%
 choices = gate.truth_table(collapse=True)
