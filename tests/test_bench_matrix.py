@@ -112,6 +112,8 @@ def test_drawn_rows_are_chunked_without_a_trace(monkeypatch):
 def test_what_can_not_be_drawn_is_refused():
     with pytest.raises(ValueError, match="one of normal, masked_blocks here, got 'constant'"):
         draw("constant", ENDS, 1003, "cpu")
+    with pytest.raises(TypeError, match="row_ends must be int32, got float64"):
+        draw("normal", ENDS + 0.5, 1003, "cpu")
     with pytest.raises(ValueError, match=r"row_ends must be in \[0, 900\], got 1000"):
         draw("normal", ENDS, 900, "cpu")
 
@@ -152,9 +154,8 @@ def test_other_lengths_than_the_cell_s_are_found_out(recorded, monkeypatch):
         whole = torch.full_like(row_ends, logits.shape[1])
         return candidates.operator(variant, k, whole, logits)
 
-    monkeypatch.setattr(candidates, "stand_for", None)
     monkeypatch.setattr(
-        matrix,
+        candidates,
         "stand_for",
         lambda variant, k, inputs: inputs.selection(
             lambda logits: ignoring_lengths(variant, k, inputs.row_ends, logits)

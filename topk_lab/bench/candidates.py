@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
+from topk_lab.bench.cells import Cell
 from topk_lab.bench.device import Call, Device
+from topk_lab.bench.device_logits import draw
 from topk_lab.bench.ratios import TORCH
 from topk_lab.bench.timing import COLD_CACHES, Candidate
 from topk_lab.contract import UNWRITTEN, find_violations, first_fault
@@ -22,7 +24,16 @@ from topk_lab.contract import UNWRITTEN, find_violations, first_fault
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["READS", "Inputs", "Make", "PageTables", "operator", "stand_for", "torch_topk"]
+__all__ = [
+    "READS",
+    "Inputs",
+    "Make",
+    "PageTables",
+    "drawn_candidates",
+    "operator",
+    "stand_for",
+    "torch_topk",
+]
 
 MOST_COPIES = 20  # of an input that a cold graph reads; small ones don't fill a cache
 
@@ -239,3 +250,23 @@ def stand_for(variant: str, k: int, inputs: Inputs) -> Candidate:
     if variant == TORCH:
         return inputs.selection(partial(torch_topk, k))
     return inputs.selection(partial(operator, variant, k, inputs.row_ends))
+
+
+def drawn_candidates(cell: Cell, device: Device, row_ends: np.ndarray) -> dict[str, Candidate]:
+    """What stands for the variants of a cell whose logits are made on the device.
+
+    Parameters
+    ----------
+    cell : Cell
+        Its workload is one that `topk_lab.bench.device_logits.draw` knows.
+    device : Device
+    row_ends : (num_rows,) int32 ndarray
+        Live columns, in [0, num_cols].
+
+    Returns
+    -------
+    dict of str to Candidate
+    """
+    logits = draw(cell.workload, row_ends, cell.num_cols, device.place, seed=cell.seed)
+    inputs = Inputs(logits, device, cell.cache, row_ends=row_ends)
+    return {variant: stand_for(variant, cell.k, inputs) for variant in cell.variants}

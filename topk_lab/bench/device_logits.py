@@ -63,6 +63,8 @@ def draw(
 
     Raises
     ------
+    TypeError
+        Ends of another dtype.
     ValueError
         Another workload, or an end outside the buffer.
     """
@@ -70,6 +72,8 @@ def draw(
 
     if workload not in DRAWN:
         raise ValueError(f"workload must be one of {', '.join(DRAWN)} here, got {workload!r}")
+    if row_ends.dtype != np.int32:
+        raise TypeError(f"row_ends must be int32, got {row_ends.dtype}")
     outside = row_ends[(row_ends < 0) | (row_ends > num_cols)]
     if outside.size:
         raise ValueError(f"row_ends must be in [0, {num_cols}], got {outside[0]}")

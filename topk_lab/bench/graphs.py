@@ -13,7 +13,7 @@ import statistics
 
 import numpy as np
 
-from topk_lab.bench.candidates import Inputs, stand_for
+from topk_lab.bench.candidates import Inputs, drawn_candidates, stand_for
 from topk_lab.bench.cells import Cell
 from topk_lab.bench.device import Device
 from topk_lab.bench.device_logits import draw
@@ -160,9 +160,7 @@ def policy_cells() -> list[Cell]:
 def policy_candidates(cell: Cell, device: Device) -> dict[str, Candidate]:
     """What stands for the variants of a cell: rows of one length in a wide buffer."""
     ends = np.full(cell.num_rows, cell.workload_args["length"], np.int32)
-    logits = draw(cell.workload, ends, cell.num_cols, device.place, seed=cell.seed)
-    inputs = Inputs(logits, device, cell.cache, row_ends=ends)
-    return {variant: stand_for(variant, cell.k, inputs) for variant in cell.variants}
+    return drawn_candidates(cell, device, ends)
 
 
 def read_bytes(cell: Cell, variant: str, device: Device) -> dict[str, int]:

@@ -24,10 +24,9 @@ from typing import Any
 import numpy as np
 
 from topk_lab import results
-from topk_lab.bench.candidates import Inputs, stand_for
+from topk_lab.bench.candidates import drawn_candidates
 from topk_lab.bench.cells import Cell
 from topk_lab.bench.device import Device
-from topk_lab.bench.device_logits import draw
 from topk_lab.bench.timing import Candidate, Effort, Session, Timing
 from topk_lab.contract import row_ends_from
 from topk_lab.schedules import K512_MAX_COLUMNS
@@ -35,8 +34,8 @@ from topk_lab.schedules import K512_MAX_COLUMNS
 __all__ = [
     "BUFFERS",
     "MATRIX_EFFORT",
-    "drawn_candidates",
     "matrix_axes",
+    "matrix_candidates",
     "matrix_cells",
     "matrix_row_ends",
     "profiled",
@@ -149,12 +148,9 @@ def profiled_cells() -> list[Cell]:
     ]
 
 
-def drawn_candidates(cell: Cell, device: Device) -> dict[str, Candidate]:
+def matrix_candidates(cell: Cell, device: Device) -> dict[str, Candidate]:
     """What stands for the variants of a cell of the matrix: its logits are made on the device."""
-    ends = matrix_row_ends(cell.workload_args)
-    logits = draw(cell.workload, ends, cell.num_cols, device.place, seed=cell.seed)
-    inputs = Inputs(logits, device, cell.cache, row_ends=ends)
-    return {variant: stand_for(variant, cell.k, inputs) for variant in cell.variants}
+    return drawn_candidates(cell, device, matrix_row_ends(cell.workload_args))
 
 
 def read_bytes(cell: Cell, variant: str, device: Device) -> dict[str, int]:
