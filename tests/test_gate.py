@@ -399,6 +399,8 @@ def test_every_combination_is_dispatched_within_its_variants_gate():
         ({"compress_ratio": True}, TypeError, r"compress_ratio must be an int, got True \(bool\)"),
         ({"compress_ratio": 4.0}, TypeError, r"compress_ratio must be an int, got 4.0 \(float\)"),
         ({"num_rows": -1}, ValueError, "num_rows must be at least 0, got -1"),
+        ({"num_rows": 2**31}, ValueError, "num_rows must be .* 2147483647, got 2147483648"),
+        ({"num_cols": 2**31}, ValueError, "num_cols must be .* 2147483647, got 2147483648"),
         ({"num_rows": "24"}, TypeError, r"num_rows must be an int, got '24' \(str\)"),
         ({"num_cols": -1}, ValueError, "num_cols must be at least 0, got -1"),
         ({"k": 0}, ValueError, "k must be at least 1, got 0"),
@@ -535,6 +537,7 @@ def test_command_prints_rules_and_truth_table():
         (("--rows", 1, "--cols", 9, "--compress-ratio", 0), "compress_ratio must be at least 1"),
         (("--rows", 1, "--cols", 9, "--phase", "both"), "phase must be one of prefill, decode"),
         (("--table", "--policy", "best"), "policy must be one of merged, live_length, got 'best'"),
+        (("--table", "--rows", "24"), "--table must stand without --rows and --cols"),
     ],
 )
 def test_command_refuses_in_one_line(options, words):

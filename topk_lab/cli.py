@@ -251,6 +251,8 @@ def dispatch(
     from topk_lab import gate
 
     if table:
+        if rows is not None or cols is not None:
+            raise ValueError("--table must stand without --rows and --cols: it asks of no call")
         truth = gate.truth_table(policy, collapse=True)
         for rule in gate.POLICIES[policy]:
             phases = " and ".join(rule.phases)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from topk_lab import schedules
-from topk_lab.contract.words import positive_int, type_name
+from topk_lab.contract.words import INT32_MAX, positive_int, type_name
 from topk_lab.gate.rules import (
     GATED_ARCH,
     GATED_VARIANT,
@@ -151,7 +151,7 @@ def dispatch(
     >>> found.variant, found.splits, found.decision.rule.number
     ('vllm_k512', 16, 2)
     """
-    positive_int("num_cols", num_cols, least=0)
+    positive_int("num_cols", num_cols, INT32_MAX, least=0)
     positive_int("compress_ratio", compress_ratio)
     max_len = None
     if phase == "prefill":

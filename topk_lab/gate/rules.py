@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from topk_lab import schedules
-from topk_lab.contract.words import check_word, positive_int, type_name
+from topk_lab.contract.words import INT32_MAX, check_word, positive_int, type_name
 from topk_lab.schedules import KIBI
 
 __all__ = [
@@ -173,10 +173,10 @@ def prefers_native(num_rows: int, num_cols: int | None, k: int) -> bool:
     TypeError, ValueError
         As `decide`.
     """
-    positive_int("num_rows", num_rows, least=0)
-    positive_int("k", k)
+    positive_int("num_rows", num_rows, INT32_MAX, least=0)
+    positive_int("k", k, INT32_MAX)
     if num_cols is not None:
-        positive_int("num_cols", num_cols, least=0)
+        positive_int("num_cols", num_cols, INT32_MAX, least=0)
     return (
         num_cols is not None
         and num_rows > 0
@@ -363,9 +363,11 @@ def _query(
         phase=phase,
         compress_ratio=positive_int("compress_ratio", compress_ratio),
         arch=arch.partition(":")[0],
-        k=positive_int("k", k),
-        num_rows=positive_int("num_rows", num_rows, least=0),
-        num_cols=None if num_cols is None else positive_int("num_cols", num_cols, least=0),
+        k=positive_int("k", k, INT32_MAX),
+        num_rows=positive_int("num_rows", num_rows, INT32_MAX, least=0),
+        num_cols=num_cols
+        if num_cols is None
+        else positive_int("num_cols", num_cols, INT32_MAX, least=0),
         max_len=None if max_len is None else positive_int("max_len", max_len, least=0),
         aiter=aiter,
         full_graph=full_graph,
