@@ -25,9 +25,7 @@ def test_generated_blocks_are_those_of_the_records():
     assert readme.check_markers(README.read_text(encoding="utf-8"), blocks) == []
 
 
-def test_committed_records_are_valid_and_decide_claims():
-    assert results.validate(results.data_root() / "measured") > 0
-    assert results.validate(results.data_root() / "emulated") > 0
+def test_committed_records_decide_claims():
     verdicts = claims.evaluate(results.load_committed())
     assert claims.not_reproduced(verdicts) == []
     assert (verdicts["outcome"] == "reproduced").sum() >= 13

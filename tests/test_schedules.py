@@ -273,9 +273,11 @@ def test_sglang_text_round_trips_with_its_changes():
     assert as_large != parse_variant("sglang_block1024")
 
 
-def test_one_block_takes_any_shape_and_any_k():
-    for shape in ((0, 0, 1), (10**6, 2**31 - 1, 1024), (1, 1, 5000), (1, 8, 2**31 - 1)):
+def test_one_block_takes_any_shape_and_any_k_that_int32_slots_can_count():
+    for shape in ((0, 0, 1), (10**6, 2**31 - 1, 1024), (1, 1, 5000), (1, 8, 2**31 - 1024)):
         assert gate_refusal("aiter_one_block", *shape) is None
+    due = "k must be at most 2147482624 for aiter_one_block, got 2147482625"
+    assert gate_refusal("aiter_one_block", 1, 8, 2**31 - 1023) == due
     for k in (0, -1):
         due = f"k must be at least 1 for aiter_one_block, got {k}"
         assert gate_refusal("aiter_one_block", 1, 8, k) == due

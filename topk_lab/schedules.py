@@ -554,6 +554,10 @@ def gate_refusal(name: str, num_rows: int, num_cols: int, k: int) -> str | None:
             return f"num_cols must be at most {K512_MAX_COLUMNS} for {name}, got {num_cols}"
         return None
     if isinstance(policy, OneBlockPolicy):
-        return None if k >= 1 else f"k must be at least 1 for {name}, got {k}"
+        if k < 1:
+            return f"k must be at least 1 for {name}, got {k}"
+        # A thread counts slots in int32, and looks a block beyond the last.
+        most = 2**31 - policy.block_size
+        return None if k <= most else f"k must be at most {most} for {name}, got {k}"
     limit = policy.max_k
     return None if 1 <= k <= limit else f"k must be in [1, {limit}] for {name}, got {k}"
