@@ -3,6 +3,7 @@
 #pragma once
 #include <topk_lab/one_block_policy.hpp>
 #include <topk_lab/policy.hpp>
+#include <topk_lab/shared_histogram_policy.hpp>
 #include <topk_lab/stash_policy.hpp>
 
 namespace topk_lab {
@@ -10,7 +11,9 @@ namespace topk_lab {
 struct PolicyProbeParams {
   const int32_t* queries;  // (num_queries, 4): schedule, num_rows, num_cols, row_len
   int32_t* splits;         // (num_queries, 2): max_splits, active_splits
-  int32_t* fields;  // (num_policies, 11) of a TopKPolicy, 4 of a StashPolicy, 2 of a OneBlockPolicy
+  // (num_policies, 11) of a TopKPolicy, 4 of a StashPolicy, 2 of a OneBlockPolicy, 4 of a
+  // SharedHistogramPolicy
+  int32_t* fields;
   int32_t num_queries;
   int32_t num_policies;
 };
@@ -69,6 +72,28 @@ __device__ __forceinline__ void probe_one_block_policy(const PolicyProbeParams& 
   int32_t* fields = params.fields + 2 * row;
   fields[0] = Policy.block_size;
   fields[1] = Policy.digit_bits;
+}
+
+// The same of the blocks that share a row. Their rule is one: the schedule asked for is of no account.
+__device__ __forceinline__ void probe_shared_blocks(const PolicyProbeParams& params) {
+  const int32_t query = static_cast<int32_t>(blockIdx.x * policy_probe_block_size + threadIdx.x);
+  if (query >= params.num_queries) return;
+  const int32_t* asked = params.queries + 4 * query;
+  params.splits[2 * query] = shared_blocks(asked[1], asked[2]);
+  params.splits[2 * query + 1] = shared_blocks(asked[1], asked[3]);
+}
+
+static_assert(sizeof(SharedHistogramPolicy) == 4 * 4, "a new field has to be probed too");
+
+template <SharedHistogramPolicy Policy>
+__device__ __forceinline__ void probe_shared_histogram_policy(const PolicyProbeParams& params,
+                                                              int32_t row) {
+  if (blockIdx.x != 0 || threadIdx.x != 0 || row >= params.num_policies) return;
+  int32_t* fields = params.fields + 4 * row;
+  fields[0] = Policy.block_size;
+  fields[1] = Policy.tie_capacity;
+  fields[2] = Policy.rank_limit;
+  fields[3] = Policy.max_k;
 }
 
 }  // namespace topk_lab

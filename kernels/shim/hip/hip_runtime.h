@@ -31,6 +31,12 @@ HIP_SHIM_DEVICE T __hip_atomic_load(const T* address, int, int) {
   return cuda::atomic_ref<T, cuda::thread_scope_device>(*const_cast<T*>(address))
       .load(cuda::memory_order_relaxed);
 }
+// Whatever order is asked for: the strongest that these kernels use.
+template <class T>
+HIP_SHIM_DEVICE T __hip_atomic_fetch_add(T* address, T value, int, int) {
+  return cuda::atomic_ref<T, cuda::thread_scope_device>(*address).fetch_add(
+      value, cuda::memory_order_acq_rel);
+}
 
 #elif defined(__HIP__) && defined(__AMDGCN__)
 
@@ -95,6 +101,7 @@ HIP_SHIM_DEVICE void __syncthreads() {
   __builtin_amdgcn_s_barrier();
   __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup");
 }
+HIP_SHIM_DEVICE void __threadfence() { __builtin_amdgcn_fence(__ATOMIC_SEQ_CST, "agent"); }
 HIP_SHIM_DEVICE unsigned __lane_id() {
   return __builtin_amdgcn_mbcnt_hi(~0u, __builtin_amdgcn_mbcnt_lo(~0u, 0u));
 }
@@ -102,6 +109,7 @@ HIP_SHIM_DEVICE unsigned long long __ballot(int predicate) {
   return __builtin_amdgcn_ballot_w64(predicate != 0);
 }
 HIP_SHIM_DEVICE int __popcll(unsigned long long mask) { return __builtin_popcountll(mask); }
+HIP_SHIM_DEVICE int __clz(int x) { return x == 0 ? 32 : __builtin_clz(static_cast<unsigned>(x)); }
 HIP_SHIM_DEVICE unsigned __float_as_uint(float x) { return __builtin_bit_cast(unsigned, x); }
 HIP_SHIM_DEVICE float __uint_as_float(unsigned bits) { return __builtin_bit_cast(float, bits); }
 HIP_SHIM_DEVICE int __shfl(int value, int lane) {
