@@ -38,7 +38,9 @@ __all__ = [
     "NUM_BINS",
     "NUM_DIGIT_BINS",
     "NUM_DIGIT_PASSES",
+    "NUM_HALF_BINS",
     "NUM_PASSES",
+    "NUM_SHARED_STEPS",
     "NUM_STEPS",
     "PAD_BITS",
     "canonical_bits",
@@ -61,6 +63,9 @@ NUM_PASSES = 5  # of the SGLang lineage: coarse, and the four digits of the key
 NUM_DIGIT_BINS = 256
 
 NUM_DIGIT_PASSES = 3  # of the AITER lineage: 12 or 11 bits of the key each, the last what is left
+
+NUM_SHARED_STEPS = 4  # of a shared histogram: half bins, and up to three digits of the ties' keys
+NUM_HALF_BINS = 4096
 
 # The one NaN: complement key 0, bin 0 in every step.
 NAN_BITS = np.uint32(0x7FFFFFFF)

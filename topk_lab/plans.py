@@ -10,12 +10,13 @@ import ctypes
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from topk_lab.contract.words import TIE_BREAKS, check_word
 from topk_lab.schedules import (
     GENERIC_RANK_COUNT_COLUMNS,
     OneBlockPolicy,
+    SharedHistogramPolicy,
     StashPolicy,
     TopKPolicy,
     Variant,
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 __all__ = [
     "NUM_DIGIT_PASSES",
     "NUM_PASSES",
+    "NUM_SHARED_STEPS",
     "NUM_STEPS",
     "Buffer",
     "Launch",
@@ -37,15 +39,24 @@ __all__ = [
     "Paging",
     "Plan",
     "Shape",
+    "SharedHistogramParams",
     "TopKParams",
+    "observed_splits",
     "plan",
     "workspace_bytes",
 ]
 
-# Records of a traced block: radix steps (vLLM lineage), passes (SGLang), passes of digits (AITER).
+# Records of a traced block: radix steps (vLLM lineage), passes (SGLang), passes of digits (AITER);
+# half bins and passes of digits (shared histogram).
 NUM_STEPS = 4
 NUM_PASSES = 5
 NUM_DIGIT_PASSES = 3
+NUM_SHARED_STEPS = 4
+
+# A row's part of the workspace where blocks share its histogram.
+NUM_HALF_BINS = 4096
+COUNTER_WORDS = 32
+ARRIVED_COUNTER = 1  # blocks of the row that have written all they have
 
 PAGE_TRANSFORM_BLOCK_SIZE = 256
 ORDERS = ("any", "index")  # as the kernels' Order
@@ -90,6 +101,27 @@ class PagedParams(ctypes.Structure):
         ("table_next_n", ctypes.c_int32),
         ("order", ctypes.c_int32),
     )
+
+
+class SharedHistogramParams(ctypes.Structure):
+    """The argument of kernels that share a histogram: `PagedParams`, and behind it the workspace.
+
+    Of ``kernels/include/topk_lab/shared_histogram_storage.hpp``.
+    """
+
+    _fields_ = (
+        *PagedParams._fields_,
+        ("histograms", ctypes.c_uint64),
+        ("counters", ctypes.c_uint64),
+        ("tie_logits", ctypes.c_uint64),
+        ("tie_positions", ctypes.c_uint64),
+    )
+
+
+# Each begins with the one before it, so that a field has the same offset in all that have it.
+_STRUCTS = {
+    ctypes.sizeof(struct): struct for struct in (TopKParams, PagedParams, SharedHistogramParams)
+}
 
 
 @dataclass(frozen=True)
@@ -183,7 +215,8 @@ class Launch:
     dynamic_lds : int
         Bytes beyond the kernel's static LDS.
     scalars : bytes
-        The kernel's struct, a `TopKParams` or a `PagedParams`, with null pointers.
+        The kernel's struct, a `TopKParams`, `PagedParams` or `SharedHistogramParams`, with null
+        pointers.
     pointers : tuple of (str, Buffer)
         Which field points where.
     """
@@ -206,10 +239,9 @@ class Launch:
         Returns
         -------
         bytes
-            A `TopKParams` or a `PagedParams`, as the kernel takes it.
+            The struct of `scalars`, as the kernel takes it.
         """
-        paged = len(self.scalars) == ctypes.sizeof(PagedParams)
-        params = (PagedParams if paged else TopKParams).from_buffer_copy(self.scalars)
+        params = _STRUCTS[len(self.scalars)].from_buffer_copy(self.scalars)
         for field, place in self.pointers:
             setattr(params, field, addresses[place.name] + place.offset)
         return bytes(params)
@@ -226,7 +258,8 @@ class Plan:
     launches : tuple of Launch
         Empty for a call without rows.
     max_splits : int
-        Splits that the workspace holds for each row; 1 means that none is needed.
+        Blocks that a row is given: the splits that the workspace holds of it, or those that share
+        its histogram.
     workspace_bytes : int
         As the function `workspace_bytes` says.
     trace_shape : tuple of int
@@ -241,7 +274,10 @@ class Plan:
 
 
 def workspace_bytes(variant: str | Variant, num_rows: int, num_cols: int, k: int) -> int:
-    """Bytes of two (num_rows, max_splits, k) arrays of 4-byte items: indices, then logits.
+    """Bytes that a call needs beside its outputs.
+
+    Where splits are merged: two (num_rows, max_splits, k) arrays of 4-byte items, indices, then
+    logits. Where blocks share a histogram: histograms, counters and lists, so many for each row.
 
     Parameters
     ----------
@@ -253,10 +289,51 @@ def workspace_bytes(variant: str | Variant, num_rows: int, num_cols: int, k: int
     Returns
     -------
     int
-        0 where rows are never split.
+        0 where rows are never split, and no histogram is shared.
     """
-    splits = max_splits(variant, num_rows, num_cols)
+    chosen = variant if isinstance(variant, Variant) else parse_variant(variant)
+    if isinstance(chosen.policy, SharedHistogramPolicy):
+        return 4 * num_rows * sum(words for _, words in _shared_workspace(chosen.policy))
+    splits = max_splits(chosen, num_rows, num_cols)
     return 8 * num_rows * splits * k if splits > 1 else 0
+
+
+def _shared_workspace(policy: SharedHistogramPolicy) -> tuple[tuple[str, int], ...]:
+    """The arrays that share the workspace, in order, with their words a row."""
+    return (
+        ("histograms", NUM_HALF_BINS),
+        ("counters", COUNTER_WORDS),
+        ("tie_logits", policy.tie_capacity),
+        ("tie_positions", policy.tie_capacity),
+    )
+
+
+def observed_splits(planned: Plan, workspace: Any, unwritten: int) -> Any:
+    """Blocks that worked on each row, by what they left in the workspace.
+
+    Parameters
+    ----------
+    planned : Plan
+        With a workspace.
+    workspace : (workspace_bytes / 4,) int32 array or tensor
+        What the launches left in it.
+    unwritten : int
+        What it held before them, everywhere.
+
+    Returns
+    -------
+    (num_rows,) int array or tensor
+        Splits of the row that something was written to, or blocks that counted themselves among
+        those that have shared it; 0 where the row was never split.
+    """
+    num_rows = planned.trace_shape[0]
+    policy = planned.variant.policy
+    if isinstance(policy, SharedHistogramPolicy):
+        begin = num_rows * NUM_HALF_BINS
+        counters = workspace[begin : begin + num_rows * COUNTER_WORDS]
+        return counters.reshape(num_rows, COUNTER_WORDS)[:, ARRIVED_COUNTER]
+    indices = workspace[: len(workspace) // 2].reshape(num_rows, planned.max_splits, -1)
+    return (indices != unwritten).any(axis=2).sum(axis=1)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -333,10 +410,10 @@ def _params(shape: Shape, splits: int) -> bytes:
     )
 
 
-def _paged_params(shape: Shape) -> bytes:
+def _paged_params(shape: Shape, splits: int = 1) -> bytes:
     """The scalars of a launch with a page transform."""
     params = PagedParams.from_buffer_copy(
-        _params(shape, 1).ljust(ctypes.sizeof(PagedParams), b"\0")
+        _params(shape, splits).ljust(ctypes.sizeof(PagedParams), b"\0")
     )
     params.table_next_n = 1
     params.order = ORDERS.index(shape.order)
@@ -354,19 +431,24 @@ def _read_pointers(shape: Shape) -> list[tuple[str, Buffer]]:
     return [(name, Buffer(name)) for name in names]
 
 
+def _written_pointers(shape: Shape) -> list[tuple[str, Buffer]]:
+    """What a kernel with a fused page transform writes, and the table that it looks slots up in."""
+    names = ["indices"] if shape.indices_stride is not None else []
+    names += ["values"] if shape.values_stride is not None else []
+    names += ["page_table", "slots"] if shape.paging else []
+    return [(name, Buffer(name)) for name in names]
+
+
 def _row_launch(kernel: str, block: int, lds: int, shape: Shape, traced: bool) -> Launch:
     """A launch of a block a row, the page transform fused."""
-    written = ["indices"] if shape.indices_stride is not None else []
-    written += ["values"] if shape.values_stride is not None else []
-    written += ["page_table", "slots"] if shape.paging else []
-    written += ["trace"] if traced else []
+    trace = [("trace", Buffer("trace"))] if traced else []
     return Launch(
         kernel + ("_traced" if traced else ""),
         (shape.num_rows, 1),
         block,
         lds,
         _paged_params(shape),
-        (*_read_pointers(shape), *((name, Buffer(name)) for name in written)),
+        (*_read_pointers(shape), *_written_pointers(shape), *trace),
     )
 
 
@@ -382,6 +464,33 @@ def _one_block_launches(chosen: Variant, shape: Shape, traced: bool) -> tuple[La
     stable = shape.tie_break == "lowest" or shape.order == "index"
     kernel = f"{_prefix(chosen)}_{'stable_' if stable else ''}select"
     return (_row_launch(kernel, chosen.policy.block_size, 0, shape, traced),)
+
+
+def _shared_launches(chosen: Variant, shape: Shape, traced: bool) -> tuple[Launch, ...]:
+    """Clear, count and select, whatever the number of blocks a row."""
+    policy = chosen.policy
+    splits = max_splits(chosen, shape.num_rows, shape.num_cols)
+    places = {}
+    begin = 0
+    for name, words in _shared_workspace(policy):
+        places[name] = (name, Buffer("workspace", 4 * begin))
+        begin += shape.num_rows * words
+    scalars = _paged_params(shape, splits).ljust(ctypes.sizeof(SharedHistogramParams), b"\0")
+    written = _written_pointers(shape)
+    trace = [("trace", Buffer("trace"))] if traced else []
+    suffix = "_traced" if traced else ""
+    prefix = _prefix(chosen)
+
+    def launch(kernel: str, blocks: int, lds: int, *pointers: tuple[str, Buffer]) -> Launch:
+        grid = (shape.num_rows, blocks)
+        return Launch(f"{prefix}_{kernel}", grid, policy.block_size, lds, scalars, pointers)
+
+    reads = _read_pointers(shape)
+    return (
+        launch("clear", 1, 0, places["histograms"], places["counters"]),
+        launch(f"count{suffix}", splits, 0, *reads, places["histograms"], *trace),
+        launch(f"select{suffix}", splits, 4 * shape.k, *reads, *written, *places.values(), *trace),
+    )
 
 
 def _split_launches(chosen: Variant, shape: Shape, traced: bool) -> tuple[Launch, ...]:
@@ -457,4 +566,7 @@ _LINEAGES = {
     TopKPolicy: _Lineage(_split_launches, 1, NUM_STEPS, TIE_BREAKS[:1], ORDERS[:1]),
     StashPolicy: _Lineage(_stash_launches, 0, NUM_PASSES, TIE_BREAKS[:1], ORDERS),
     OneBlockPolicy: _Lineage(_one_block_launches, 0, NUM_DIGIT_PASSES, TIE_BREAKS, ORDERS),
+    SharedHistogramPolicy: _Lineage(
+        _shared_launches, 1, NUM_SHARED_STEPS, TIE_BREAKS[:1], ORDERS[:1]
+    ),
 }

@@ -151,7 +151,7 @@ class Profile:
         A row a launch and hardware counter: launch, kernel, hardware_counter, formula, predicted,
         relation, tolerance, because.
     atomics : pandas.DataFrame
-        A row a block of the first launch that took radix steps: row, split, logits and how many of
+        A row a block of the first launch that reads logits: row, split, logits and how many of
         them are -inf (neg_inf); steps; of the first histogram hot_bin, its fullest bin, step0_hot,
         the atomics that the variant's source makes on it, and step0_source, on all bins. Over all
         steps of the vLLM lineage hot and source, the same, and compiled_hot and compiled, the lanes
@@ -364,7 +364,11 @@ def _atomics(logits: np.ndarray, plain: targets.Outcome, traced: targets.Outcome
     num_rows, num_cols = logits.shape
     chosen = plain.plan.variant
     active = schedules.active_splits(chosen, num_rows, num_cols, plain.plan.max_splits)
-    blocks = plain.counts[0].per_block
+    blocks = next(
+        counted.per_block
+        for launch, counted in zip(plain.plan.launches, plain.counts, strict=True)
+        if "logits" in dict(launch.pointers)
+    )
     found = []
     for row in range(num_rows):
         for split in range(active):
@@ -393,7 +397,7 @@ def _atomics(logits: np.ndarray, plain: targets.Outcome, traced: targets.Outcome
 
 def _of_passes(
     part: np.ndarray,
-    policy: schedules.TopKPolicy | schedules.StashPolicy | schedules.OneBlockPolicy,
+    policy: schedules.Policy,
     steps: np.ndarray,
 ) -> dict[str, int]:
     """What a block's histograms take, by the source and as compiled."""

@@ -97,6 +97,12 @@ VARIANTS = {
             ("any", "lowest"),
             ("any", "index"),
         ),
+        VariantInfo(
+            "shared_histogram",
+            "SGLang v2 on ROCm: 1 to 32 blocks a row, its histogram in memory, read twice",
+            ("numba", *EMULATED_TARGETS, *DEVICE_TARGETS),
+            schedules.POLICIES["shared_histogram"].max_k,
+        ),
         VariantInfo("torch", "baseline: torch.topk over order keys", ("torch",), None),
     )
 }

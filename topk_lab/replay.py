@@ -256,9 +256,8 @@ class Captured:
         """Splits of each row that the last replay wrote to: (num_rows,) int64, 0 where none."""
         if not self.plan.workspace_bytes:
             return np.zeros(len(self.live), np.int64)
-        num_rows, k = self._buffers["indices"].shape
-        half = self._buffers["workspace"].view(2, num_rows, self.plan.max_splits, k)[0]
-        return (half != UNWRITTEN).any(dim=2).sum(dim=1).cpu().numpy()
+        seen = plans.observed_splits(self.plan, self._buffers["workspace"], UNWRITTEN)
+        return seen.cpu().numpy()
 
 
 def capture(

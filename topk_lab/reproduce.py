@@ -59,6 +59,15 @@ PROGRAMME = (
             ("page_tables", None),
         )
     ),
+    *(
+        (experiment, "shared_histogram", seed)
+        for experiment, seed in (
+            ("workloads", None),
+            ("workloads", 1),
+            ("pass_by_pass", None),
+            ("page_tables", None),
+        )
+    ),
     ("page_tables", "vllm_k512", None),
     ("page_tables", "vllm_generic", None),
     *(("graph_replays", variant, None) for variant in schedules.POLICIES),

@@ -1,11 +1,12 @@
 """Which policy does a variant have, and into how many splits does it cut a row?
 
-The truth is ``policy.hpp``, ``stash_policy.hpp`` and ``one_block_policy.hpp`` in
-``kernels/include/topk_lab``; this module is the copy that plans and twins use. A test compares the
-two through the probe kernel of each code object, on every bound and on both sides of it.
+The truth is ``policy.hpp``, ``stash_policy.hpp``, ``one_block_policy.hpp`` and
+``shared_histogram_policy.hpp`` in ``kernels/include/topk_lab``; this module is the copy that plans
+and twins use. A test compares the two through the probe kernel of each code object, on every bound
+and on both sides of it.
 
 Source of the numbers: vLLM ``csrc/libtorch_stable/sampler.cu`` as of #56743; SGLang
-``csrc/elementwise/deepseek_v4_topk.cu`` as of #36004; AITER
+``csrc/elementwise/deepseek_v4_topk.cu`` as of #36004, and ``topk_v2.cuh`` of SGLang 0.5.23; AITER
 ``csrc/kernels/topk_per_row_kernels.cu``.
 """
 
@@ -19,6 +20,7 @@ __all__ = [
     "ABLATIONS",
     "POLICIES",
     "OneBlockPolicy",
+    "SharedHistogramPolicy",
     "StashPolicy",
     "TopKPolicy",
     "Variant",
@@ -52,6 +54,13 @@ MOST_OF_A_FIELD = 1024 * KIBI  # what a policy of a twin may hold
 K512_MAX_ROWS = 384
 H200_BLOCKS = 128  # about one for each of its 132 multiprocessors
 K512_MAX_COLUMNS = 1024 * KIBI
+
+FEWEST_SHARING_BLOCKS = 4
+MOST_SHARING_BLOCKS = 32
+SHARING_BLOCKS = 64  # of all rows together, as far as these bounds allow
+MOST_SHARING_ROWS = 64  # a quarter of the compute units of an MI355X
+# Up to so many rows -> the columns from which several blocks share one.
+SHARED_FROM_COLUMNS = ((8, 40_960), (16, 49_152), (32, 65_536), (MOST_SHARING_ROWS, 114_688))
 
 
 @dataclass(frozen=True)
@@ -185,6 +194,41 @@ class OneBlockPolicy:
         return True
 
 
+@dataclass(frozen=True)
+class SharedHistogramPolicy:
+    """The named fields of the kernels whose blocks share a row's histogram.
+
+    Attributes
+    ----------
+    block_size : int
+        Threads of a block.
+    tie_capacity : int
+        Logits of the threshold bin that a row's list holds; where there are more of them, they are
+        looked for in the row again.
+    rank_limit : int
+        Up to so many of these are ranked, more are counted digit by digit.
+    max_k : int
+        Largest k.
+    """
+
+    block_size: int
+    tie_capacity: int
+    rank_limit: int
+    max_k: int
+
+    @property
+    def unsound_because(self) -> str | None:
+        """None: no policy of this lineage leaves a winner out."""
+        return None
+
+    @property
+    def sound(self) -> bool:
+        """True: every result is exact."""
+        return True
+
+
+Policy = TopKPolicy | StashPolicy | OneBlockPolicy | SharedHistogramPolicy
+
 _K512 = TopKPolicy(
     block_size=1024,
     merge_block_size=1024,
@@ -199,7 +243,7 @@ _K512 = TopKPolicy(
     splits="k512",
 )
 
-POLICIES: dict[str, TopKPolicy | StashPolicy | OneBlockPolicy] = {
+POLICIES: dict[str, Policy] = {
     "vllm_generic": TopKPolicy(
         block_size=512,
         merge_block_size=1024,
@@ -220,6 +264,9 @@ POLICIES: dict[str, TopKPolicy | StashPolicy | OneBlockPolicy] = {
     "sglang_block512": StashPolicy(block_size=512, stash_kib=40, max_k=1024, overflow="rescan"),
     "sglang_block1024": StashPolicy(block_size=1024, stash_kib=40, max_k=1024, overflow="rescan"),
     "aiter_one_block": OneBlockPolicy(block_size=1024, digit_bits=12),
+    "shared_histogram": SharedHistogramPolicy(
+        block_size=1024, tie_capacity=2048, rank_limit=128, max_k=4096
+    ),
 }
 
 # No remedy for -inf: not counted apart, and sorted under pads that keep it exact.
@@ -263,6 +310,7 @@ ABLATIONS = {
         "drop_stash48": {"stash_kib": 48, "overflow": "drop"},
     },
     "aiter_one_block": {"digit11": {"digit_bits": 11}},
+    "shared_histogram": {},
 }
 
 
@@ -274,12 +322,12 @@ class Variant:
     ----------
     name : str
         Key of `POLICIES`.
-    policy : TopKPolicy, StashPolicy or OneBlockPolicy
+    policy : TopKPolicy, StashPolicy, OneBlockPolicy or SharedHistogramPolicy
         The policy, with any field changed that the caller named.
     """
 
     name: str
-    policy: TopKPolicy | StashPolicy | OneBlockPolicy
+    policy: Policy
 
     @property
     def changes(self) -> dict[str, object]:
@@ -440,7 +488,7 @@ def parse_variant(text: str) -> Variant:
     return Variant(name, dataclasses.replace(policy, **changes))
 
 
-def _policy_of(variant: str | Variant) -> TopKPolicy | StashPolicy | OneBlockPolicy:
+def _policy_of(variant: str | Variant) -> Policy:
     return (variant if isinstance(variant, Variant) else parse_variant(variant)).policy
 
 
@@ -450,6 +498,15 @@ def _h200_splits(num_rows: int, columns: int) -> int:
     while splits > 1 and splits * num_rows > H200_BLOCKS:
         splits //= 2
     return splits
+
+
+def _shared_blocks(num_rows: int, columns: int) -> int:
+    starts = (start for rows, start in SHARED_FROM_COLUMNS if num_rows <= rows)
+    start = next(starts, None)
+    if start is None or columns < start:
+        return 1
+    share = SHARING_BLOCKS // max(num_rows, 1)
+    return min(max(share, FEWEST_SHARING_BLOCKS), MOST_SHARING_BLOCKS)
 
 
 def max_splits(variant: str | Variant, num_rows: int, num_cols: int) -> int:
@@ -468,6 +525,8 @@ def max_splits(variant: str | Variant, num_rows: int, num_cols: int) -> int:
         Second grid dimension, and the splits that the workspace holds; 1 means no merge.
     """
     policy = _policy_of(variant)
+    if isinstance(policy, SharedHistogramPolicy):
+        return _shared_blocks(num_rows, num_cols)
     if not isinstance(policy, TopKPolicy):
         return 1
     if policy.split_schedule == "generic":
@@ -522,6 +581,8 @@ def active_splits(variant: str | Variant, num_rows: int, row_len: int, split_lim
         columns or more.
     """
     policy = _policy_of(variant)
+    if isinstance(policy, SharedHistogramPolicy):
+        return min(_shared_blocks(num_rows, row_len), split_limit)
     if not isinstance(policy, TopKPolicy) or policy.split_schedule == "generic":
         return split_limit
     wanted = {"k512": _k512_splits, "h200": _h200_splits, "fixed": lambda *_: split_limit}

@@ -86,7 +86,7 @@ class Outcome:
     slots : (num_rows, k) int32 array or None
         Of a paged cache; None without a page table.
     splits : (num_rows,) int array
-        Split slots of the row that something was written to; 0 where the row was never split.
+        Blocks that the workspace shows to have worked on the row; 0 where it was never split.
     steps : (num_rows, blocks a row, steps a block) TRACE_STEP array or None
         Only of a traced run.
     plan : Plan or None
@@ -493,8 +493,7 @@ def run(
         code, counts = emulate(target, plan, arrays, seed, count)
     splits = np.zeros(num_rows, np.int64)
     if plan.workspace_bytes:
-        slots = workspace[: workspace.size // 2].reshape(num_rows, plan.max_splits, k)
-        splits = _written_splits(slots)
+        splits = plans.observed_splits(plan, workspace, UNWRITTEN)
     return Outcome(
         variant=str(plan.variant),
         indices=indices,
@@ -578,11 +577,6 @@ def _lengths(
     return np.ascontiguousarray(row_ends, np.int32), 0
 
 
-def _written_splits(slots: np.ndarray) -> np.ndarray:
-    """Splits of each row, (num_rows, max_splits, k) -> (num_rows,), that left something behind."""
-    return (slots != UNWRITTEN).any(axis=2).sum(axis=1)
-
-
 def _run_twin(
     variant: str,
     logits: np.ndarray,
@@ -626,7 +620,9 @@ def _run_twin(
         )
         indices, chosen, steps = selection.indices, selection.values, selection.trace
         if selection.split_indices.size:
-            splits = _written_splits(selection.split_indices)
+            splits = (selection.split_indices != UNWRITTEN).any(axis=2).sum(axis=1)
+        elif isinstance(chosen_variant.policy, schedules.SharedHistogramPolicy):
+            splits = np.where(ends - starts > k, selection.active_splits, 0)
     return Outcome(
         variant=variant,
         indices=indices,

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from topk_lab import code_objects
 from topk_lab.driver.runtime import DriverError, open_runtime
-from topk_lab.plans import Launch, PagedParams, Plan
+from topk_lab.plans import Launch, Plan, SharedHistogramParams
 
 __all__ = ["Device", "Prepared", "code_target", "launch", "open_device", "prepare"]
 
@@ -183,7 +183,11 @@ class _Block:
             ctypes.memmove(params, launch.scalars, len(launch.scalars))
             table = (c_void_p * 1)(ctypes.addressof(params))
             pointers = [
-                (getattr(PagedParams, field).offset // 8, position[place.name], place.offset)
+                (
+                    getattr(SharedHistogramParams, field).offset // 8,
+                    position[place.name],
+                    place.offset,
+                )
                 for field, place in launch.pointers
             ]
             # Converted once: that is most of what a ctypes call costs.

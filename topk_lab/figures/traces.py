@@ -55,6 +55,17 @@ STASH_PASSES = (
         )
     ),
 )
+SHARED_STEPS = (
+    _Step("step 0: half key, upper 12 bits", 4096, 0, "read the row again", "fits in the list"),
+    *(
+        _Step(f"step {number}: {which} digit of the key in its bin", 4096, 0, said, "all wanted")
+        for number, which, said in (
+            (1, "first", "too many"),
+            (2, "second", "too many"),
+            (3, "third", EQUAL),
+        )
+    ),
+)
 
 
 def _digit_passes(digit_bits: int) -> tuple[_Step, ...]:
@@ -76,6 +87,8 @@ def _counted(policy: Any) -> tuple[_Step, ...]:
     """What each step of a policy's lineage counts."""
     if isinstance(policy, schedules.OneBlockPolicy):
         return _digit_passes(policy.digit_bits)
+    if isinstance(policy, schedules.SharedHistogramPolicy):
+        return SHARED_STEPS
     return STASH_PASSES if isinstance(policy, schedules.StashPolicy) else VLLM_STEPS
 
 

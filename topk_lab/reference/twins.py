@@ -9,9 +9,9 @@ import numpy as np
 
 from topk_lab import schedules
 from topk_lab.contract.words import as_array, check_word
-from topk_lab.reference import aiter, sglang, vllm
+from topk_lab.reference import aiter, sglang, shared_histogram, vllm
 from topk_lab.reference.trace_record import TRACE_STEP, Selection
-from topk_lab.schedules import OneBlockPolicy, StashPolicy, Variant
+from topk_lab.schedules import OneBlockPolicy, SharedHistogramPolicy, StashPolicy, Variant
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -56,8 +56,8 @@ def select(
     Raises
     ------
     TypeError, ValueError
-        As `vllm.select`, `sglang.select` and `aiter.select`; a promise that the variant does not
-        make.
+        As `vllm.select`, `sglang.select`, `aiter.select` and `shared_histogram.select`; a promise
+        that the variant does not make.
     """
     if not isinstance(variant, Variant):
         variant = schedules.parse_variant(variant)
@@ -69,6 +69,8 @@ def select(
     if isinstance(variant.policy, StashPolicy):
         return sglang.select(variant, logits, k, starts, ends, order=order, trace=trace)
     check_word("order", order, ("any",))
+    if isinstance(variant.policy, SharedHistogramPolicy):
+        return shared_histogram.select(variant, logits, k, starts, ends, trace=trace)
     return vllm.select(variant, logits, k, starts, ends, trace=trace)
 
 

@@ -45,6 +45,8 @@ TRACED_WORKLOADS = (
 STASH_WORKLOADS = (*SPREAD_WORKLOADS, ("uniform", {}), ("constant", {}), ("nan", {}))
 # Those that end the passes of the AITER lineage early, late and among zeros of either sign.
 DIGIT_WORKLOADS = (*STASH_WORKLOADS, ("ascending", {}), ("all_neg_inf", {}), ("signed_zeros", {}))
+# Those that fill the list of a shared histogram, to its last digit, and more than fill it.
+SHARED_WORKLOADS = (*DIGIT_WORKLOADS, ("tiny", {}), ("beyond_fp16", {}))
 
 
 class Rows(NamedTuple):
@@ -73,6 +75,12 @@ WORKLOAD_SHAPES = {
         Rows(10_000, (10_000, 2049, 2048, 3), 2048),
         Rows(12_001, (12_001, 5001, 5000, 4999), 5000),
         Rows(40_000, (40_000, 16_384, 16_385, 513, 512, 100)),
+    ),
+    # Seven rows: nine blocks share one from 40960 columns on.
+    "shared_histogram": (
+        Rows(3001, (2, 1, 0, 3000, 3001), 1),
+        Rows(12_001, (12_001, 4097, 4096, 4095, 3), 4096),
+        Rows(45_001, (45_001, 40_960, 40_959, 2049, 513, 512, 100)),
     ),
 }
 
@@ -301,6 +309,8 @@ def trace_checks(variant: str, target: str, seed: int | None) -> Iterator[Check]
     traced = TRACED_WORKLOADS if isinstance(policy, schedules.TopKPolicy) else STASH_WORKLOADS
     if isinstance(policy, schedules.OneBlockPolicy):
         traced = DIGIT_WORKLOADS
+    elif isinstance(policy, schedules.SharedHistogramPolicy):
+        traced = SHARED_WORKLOADS
     for name, arguments in traced:
         yield Check(
             experiment="pass_by_pass",
