@@ -8,12 +8,19 @@ from click.testing import CliRunner
 from topk_lab import code_objects, plans, registry, toolchain
 from topk_lab.cli import main
 from topk_lab.models import resident_blocks
-from topk_lab.schedules import ABLATIONS, POLICIES, OneBlockPolicy, StashPolicy, Variant
+from topk_lab.schedules import (
+    ABLATIONS,
+    POLICIES,
+    OneBlockPolicy,
+    SharedHistogramPolicy,
+    StashPolicy,
+    Variant,
+)
 from topk_lab.targets import AMD_TARGETS
 
 SOURCES = (
     *("vllm", "vllm_ablations", "vllm_remedies", "vllm_splits"),
-    *("sglang", "sglang_ablations", "aiter", "paging"),
+    *("sglang", "sglang_ablations", "aiter", "shared_histogram", "paging"),
 )
 # Departures in which this package's own fields differ stand in a source of their own.
 REMEDIES = ("equal_shortcut", "increments")
@@ -35,6 +42,12 @@ def bounds_of(prefix, policy):
     if isinstance(policy, OneBlockPolicy):
         names = (f"{prefix}_select", f"{prefix}_stable_select")
         return dict.fromkeys(names, (policy.block_size, 0))
+    if isinstance(policy, SharedHistogramPolicy):
+        return {
+            f"{prefix}_clear": (policy.block_size, 0),
+            f"{prefix}_count": (policy.block_size, 0),
+            f"{prefix}_select": (policy.block_size, 4 * policy.max_k),
+        }
     dynamic = 8 * policy.max_k  # a position and a logit for each of the k
     return {
         f"{prefix}_select": (policy.block_size, dynamic),
@@ -45,6 +58,8 @@ def bounds_of(prefix, policy):
 def source_of(variant):
     if isinstance(variant.policy, OneBlockPolicy):
         return "aiter"
+    if isinstance(variant.policy, SharedHistogramPolicy):
+        return "shared_histogram"
     suffix = "_remedies" if set(variant.changes) & set(REMEDIES) else "_ablations"
     suffix = "_splits" if "splits" in variant.changes else suffix
     return variant.name.partition("_")[0] + (suffix if variant.ablation else "")
@@ -63,6 +78,7 @@ def planned_bounds():
 
 
 BOUNDS = planned_bounds()
+UNTRACED = ("page_transform", "shared_histogram_clear")  # they have no step to record
 
 
 @pytest.fixture
@@ -97,9 +113,9 @@ def test_every_source_is_compiled_for_every_target(source, target):
 @pytest.mark.parametrize("source", SOURCES)
 def test_objects_hold_the_planned_kernels_each_with_its_traced_twin(source, target):
     kernels = code_objects.find(source, target).kernels.keys()
-    traced = {f"{name}_traced" for name in BOUNDS[source]}
-    due = {"page_transform"} if source == "paging" else {*BOUNDS[source], *traced, "policy_probe"}
-    assert kernels == due
+    traced = {f"{name}_traced" for name in BOUNDS[source] if name not in UNTRACED}
+    probe = set() if source == "paging" else {"policy_probe"}
+    assert kernels == {*BOUNDS[source], *traced, *probe}
 
 
 @pytest.mark.parametrize("target", AMD_TARGETS)
@@ -150,6 +166,16 @@ def test_one_block_a_row_fits_twice_on_a_compute_unit(target):
             assert (held.blocks_per_unit, held.limit) == (2, "threads")
 
 
+@pytest.mark.parametrize("target", AMD_TARGETS)
+@pytest.mark.parametrize(("k", "blocks", "limit"), [(2048, 2, "threads"), (4096, 1, "lds")])
+def test_blocks_that_share_a_row_fit_twice_with_a_k_of_2048(target, k, blocks, limit):
+    resources = code_objects.find("shared_histogram", target).kernels["shared_histogram_select"]
+    if target == "gfx950":  # of 160 KiB
+        blocks, limit = 2, "threads"
+    held = resident_blocks(resources, POLICIES["shared_histogram"].block_size, 4 * k, target)
+    assert (held.blocks_per_unit, held.limit) == (blocks, limit)
+
+
 PAGING = plans.Paging(table_stride=4097, slots_stride=512, bits=6)
 # What is asked for -> fields of a shape.
 ASKED = {
@@ -186,13 +212,14 @@ def test_every_planned_kernel_is_in_an_object(name, asked, num_cols):
             merges = int(variant.name != "vllm_generic" or num_cols >= 200_000)
             merges *= int(lineage == "vllm" and (num_cols > 16_384))
             merges |= int(variant.ablation == "fixed_splits")
-            assert sources == [selection] * (1 + merges) + behind, prefix
+            more = 2 if selection == "shared_histogram" else merges
+            assert sources == [selection] * (1 + more) + behind, prefix
             for launch in launches:
                 kernel = launch.kernel.removesuffix("_traced")
                 threads, dynamic = BOUNDS[code_objects.kernel_source(launch.kernel)][kernel]
                 assert launch.block == threads
                 assert launch.dynamic_lds <= dynamic
-                assert launch.kernel.endswith("_traced") == (traced and kernel != "page_transform")
+                assert launch.kernel.endswith("_traced") == (traced and kernel not in UNTRACED)
 
 
 def test_a_missing_folder_is_refused_by_its_variable(monkeypatch, tmp_path):

@@ -123,6 +123,8 @@ def changed(plan, **fields):
         ("sglang_block1024", "nan", 2000, (2000, 700, 3)),
         ("aiter_one_block", "near_equal", 12_000, (12_000, 5121, 513, 512, 100, 0)),
         ("aiter_one_block", "constant", 6001, (6001, 513, 512)),
+        ("shared_histogram", "near_equal", 41_000, (41_000, 40_960, 40_959, 513, 512, 0)),
+        ("shared_histogram", "constant", 6001, (6001, 513, 512)),
     ],
 )
 def test_plans_run_exactly_through_the_driver(hip, arch, variant, workload, num_cols, lengths):
@@ -572,7 +574,8 @@ def operator(request, hip, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "variant", ["vllm_k512", "vllm_generic", "sglang_block1024", "aiter_one_block"]
+    "variant",
+    ["vllm_k512", "vllm_generic", "sglang_block1024", "aiter_one_block", "shared_histogram"],
 )
 @pytest.mark.parametrize("name", ["normal", "masked_prefix", "same_leading_bits", "nan"])
 def test_topk_reaches_the_oracle_through_the_hip_driver(hip, operator, variant, name):
@@ -653,6 +656,7 @@ PAGED_KERNELS = {
     "vllm_k512": ["vllm_k512_select", "vllm_k512_merge", "page_transform"],
     "sglang_block1024": ["sglang_block1024_select"],
     "aiter_one_block": ["aiter_one_block_select"],
+    "shared_histogram": [f"shared_histogram_{name}" for name in ("clear", "count", "select")],
 }
 
 

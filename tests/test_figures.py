@@ -190,6 +190,23 @@ def test_trace_of_one_block_a_row_names_the_bits_of_its_passes(variant, titles):
     assert wanted.get_title("right").endswith(": 0 above, 3 in it, all wanted")
 
 
+def test_trace_of_a_shared_histogram_is_drawn_block_by_block_and_for_the_row():
+    row = np.full(41_000, -np.inf, np.float32)
+    row[:3], row[1000::100] = 2.0, 1.0  # 400 ones among 41,000
+    bins = figures.trace_bins(trace(row, 100, variant="shared_histogram"))
+    assert list(dict.fromkeys(bins["block"])) == [*(f"split {n}" for n in range(32)), "merge"]
+    chunk = figures.trace_histograms(bins, block="split 7")
+    assert [ax.get_title("left") for ax in chunk] == ["step 0: half key, upper 12 bits"]
+    whole = figures.trace_histograms(bins)
+    assert [ax.get_title("left") for ax in whole[1:]] == [
+        "step 1: first digit of the key in its bin",
+        "step 2: second digit of the key in its bin",
+    ]
+    said = [ax.get_title("right").partition(": ")[2] for ax in whole]
+    assert said[0] == "3 above, 400 in it, fits in the list"
+    assert said[1:] == ["3 above, 400 in it, too many"] * 2
+
+
 def test_trace_draws_one_block_at_a_time():
     row = np.random.default_rng(0).standard_normal(20000).astype(np.float32)
     bins = figures.trace_bins(trace(row, 512, variant="vllm_k512"))

@@ -27,6 +27,7 @@ READS_OF = {
     "sglang": REPLAYED_READS,
     "sglang_ablations": REPLAYED_READS,
     "aiter": REPLAYED_READS,
+    "shared_histogram": REPLAYED_READS,
     "paging": 0,
 }
 
@@ -132,9 +133,37 @@ def test_lengths_are_read_by_agent_scope_loads(source, target):
             if re.match(r"global_load_dword v\d+, ", instruction.text)
             and COHERENT[target] in instruction.text.split()
         ]
-        # The generic merge looks at no length: its splits are always all active.
+        # The generic merge looks at no length: its splits are always all active. Nor does a kernel
+        # that clears.
         due = {2, REPLAYED_READS} if "generic_merge" in name else {READS_OF[source]}
+        due = {0} if name.endswith("_clear") else due
         assert len(coherent) in due, name
+
+
+# What an agent-scope release and acquire are on each target. gfx90a has one L2, and needs but wait.
+RELEASE = {"gfx90a": "s_waitcnt vmcnt(0)", "gfx942": "buffer_wbl2 sc1", "gfx950": "buffer_wbl2 sc1"}
+ACQUIRE = {"gfx90a": "buffer_wbinvl1_vol", "gfx942": "buffer_inv sc1", "gfx950": "buffer_inv sc1"}
+
+
+@pytest.mark.parametrize("target", AMD_TARGETS)
+def test_blocks_hand_over_by_release_and_acquire(target):
+    for name, listing in selection_kernels("shared_histogram", target):
+        texts = [" ".join(instruction.text.split()) for instruction in listing]
+        released = [at for at, text in enumerate(texts) if text == RELEASE[target]]
+        acquired = [at for at, text in enumerate(texts) if text == ACQUIRE[target]]
+        if "select" not in name:
+            assert not acquired
+            continue
+        # Whoever wrote to the list is one fence, the arrival another.
+        assert len(acquired) == 2
+        arrival = max(
+            at
+            for at, text in enumerate(texts[: acquired[1]])
+            if text.startswith("global_atomic_add ")
+        )
+        assert max(at for at in released if at < arrival) > acquired[0]
+        barriers = [at for at, text in enumerate(texts) if text == "s_barrier"]
+        assert any(acquired[0] < at < arrival for at in barriers)
 
 
 def assembled(*texts):

@@ -35,7 +35,7 @@ SCHEDULES = (
 )
 SOURCES = (
     *("vllm", "vllm_ablations", "vllm_remedies", "vllm_splits"),
-    *("sglang", "sglang_ablations", "aiter", "paging"),
+    *("sglang", "sglang_ablations", "aiter", "shared_histogram", "paging"),
 )
 
 
@@ -183,6 +183,40 @@ def test_host_and_device_agree_on_every_one_block_policy(amd_target):
     assert (splits == UNWRITTEN).all()  # a row of this lineage is never split
 
 
+def sharing_queries():
+    """Every bound of the blocks that share a row, and one to each side of it."""
+    # 64 // rows changes at each of the first numbers.
+    rows = both_sides(0, 4, 8, 10, 12, 16, 21, 32, 64, 384)
+    columns = both_sides(0, *(start for _, start in schedules.SHARED_FROM_COLUMNS), 1024 * KIBI)
+    return np.array(
+        [
+            (0, num_rows, num_cols, length)
+            for num_rows in rows
+            for num_cols in columns
+            for length in columns
+            if length <= num_cols
+        ],
+        np.int32,
+    )
+
+
+def test_host_and_device_agree_on_the_blocks_that_share_a_row(amd_target):
+    queries = sharing_queries()
+    policy = POLICIES["shared_histogram"]
+    splits, fields = probe("shared_histogram", amd_target, queries, 2, num_fields=4)
+    expected = []
+    for _, num_rows, num_cols, length in queries.tolist():
+        limit = schedules.max_splits("shared_histogram", num_rows, num_cols)
+        active = schedules.active_splits("shared_histogram", num_rows, length, limit)
+        assert active <= limit
+        expected.append((limit, active))
+    np.testing.assert_array_equal(splits, expected)
+    # 64 over the number of rows, rounded down, within 4 and 32.
+    assert set(splits[:, 1].tolist()) == {1, 4, 5, 6, 7, 8, 9, 12, 16, 21, 32}
+    due = (policy.block_size, policy.tie_capacity, policy.rank_limit, policy.max_k)
+    np.testing.assert_array_equal(fields, [due, (UNWRITTEN,) * 4])
+
+
 @pytest.mark.parametrize("target", targets.AMD_TARGETS)
 @pytest.mark.parametrize("source", SOURCES)
 def test_objects_are_what_a_rocm_loader_expects(source, target):
@@ -246,6 +280,11 @@ def aiter_checks(seed):
         yield from verify.checks(experiment, "aiter_one_block", TARGET, seed)
 
 
+def shared_checks(seed):
+    for experiment in ("pass_by_pass", "page_tables", "workloads"):
+        yield from verify.checks(experiment, "shared_histogram", TARGET, seed)
+
+
 def paging_checks(seed):
     yield from verify.checks("page_tables", "vllm_k512", TARGET, seed)
 
@@ -263,6 +302,7 @@ LINEAGES = {
     "vllm_remedies": Lineage(remedy_checks),
     "sglang": Lineage(sglang_checks),
     "aiter": Lineage(aiter_checks),
+    "shared_histogram": Lineage(shared_checks),
     "paging": Lineage(paging_checks, ("vllm",)),
 }
 SEEDS = (None, 3)
@@ -656,6 +696,183 @@ AITER_CHANGES = {
     "a-column-past-the-end": ("one_block_kernels", "i < slice.length ? i", "i <= slice.length ? i"),
 }
 
+SHARED_CHANGES = {
+    # Shared with the other lineages.
+    "row-0-only": VLLM_CHANGES["row-0-only"],
+    "values-of-another-position": SGLANG_CHANGES["values-of-another-position"],
+    "slots-of-another-position": SGLANG_CHANGES["slots-of-another-position"],
+    "what-is-above-still-missing": AITER_CHANGES["what-is-above-still-missing"],
+    # Half bins.
+    "zeros-told-apart": AITER_CHANGES["zeros-told-apart"],
+    "bins-of-11-bits": ("half_bins", "~half & 0x7fffu) >> 4", "~half & 0x7fffu) >> 5"),
+    "negative-bins-rise": ("half_bins", "!= 0 ? half :", "!= 0 ? half ^ 0x7fffu :"),
+    "bins-begin-on-halfs": ("half_bins", "+ (112u << 23) + (1u << 12)", "+ (112u << 23)"),
+    "subnormal-bins-begin-on-halfs": ("half_bins", "(2 * half + 1)", "(2 * half)"),
+    "middle-in-the-lesser-positive-bin": (
+        "half_bins",
+        "complement_key(midpoint_above(greatest) - 1u)",
+        "complement_key(midpoint_above(greatest))",
+    ),
+    "middle-in-the-lesser-negative-bin": (
+        "half_bins",
+        "sign_bit | midpoint_above(least - 1u)",
+        "sign_bit | (midpoint_above(least - 1u) + 1u)",
+    ),
+    "zero-below-zero": ("half_bins", "return sign_bit + 1u;", "return sign_bit - 1u;"),
+    "neg-inf-behind-all": ("half_bins", "return neg_inf_bits + 1u;", "return neg_inf_bits;"),
+    "nan-beside-inf": ("half_bins", "complement_key(0x7f800000u)", "1u"),
+    # Chunks.
+    "last-chunk-short": ("shared_histogram_storage", "blocks - 1 ? rest", "blocks - 1 ? share"),
+    "chunks-overlap": (
+        "shared_histogram_storage",
+        "const int32_t start = block * share;",
+        "const int32_t start = block * (share - 1);",
+    ),
+    "as-many-blocks-as-were-launched": (
+        "shared_histogram_storage",
+        "wanted < params.max_splits ? wanted",
+        "wanted < params.max_splits ? params.max_splits",
+    ),
+    # Histogram.
+    "counts-not-cleared": ("shared_count", "    histogram[bin] = 0;", "    histogram[bin] += 0;"),
+    "last-block-counts-alone": (
+        "shared_count",
+        "atomicAdd(&row_histogram[bin], histogram[bin])",
+        "row_histogram[bin] = histogram[bin]",
+    ),
+    "single-logits-not-added": (
+        "shared_count",
+        "if (histogram[bin] > 0)",
+        "if (histogram[bin] > 1)",
+    ),
+    # Collect.
+    "nan-less-than-all": ("shared_collect", "!(logit <= greatest)", "logit > greatest"),
+    "greatest-of-the-bin-wins": ("shared_collect", "!(logit <= greatest)", "!(logit < greatest)"),
+    "greatest-of-the-next-bin-ties": (
+        "shared_collect",
+        "if (logit <= next_greatest) return;",
+        "if (logit < next_greatest) return;",
+    ),
+    "nan-wins-in-its-own-bin": ("shared_collect", "any_winner && !(logit", "!(logit"),
+    "a-bin-of-the-list-s-size-does-not-fit": (
+        "shared_collect",
+        "bin_size <= Policy.tie_capacity}",
+        "bin_size < Policy.tie_capacity}",
+    ),
+    "a-bin-one-larger-fits": (
+        "shared_collect",
+        "bin_size <= Policy.tie_capacity}",
+        "bin_size <= Policy.tie_capacity + 1}",
+    ),
+    "blocks-share-slots": (
+        "shared_collect",
+        "wave_uniform(lds.ticket) & 0xffff",
+        "wave_uniform(lds.ticket) & 0",
+    ),
+    "blocks-share-places": ("shared_collect", "(wave_uniform(lds.ticket) >> 16)", "0"),
+    "winners-relative-to-the-chunk": (
+        "shared_collect",
+        "write(first_slot + i, shared.chunk_start + dynamic_lds[i])",
+        "write(first_slot + i, dynamic_lds[i])",
+    ),
+    "ties-relative-to-the-chunk": (
+        "shared_collect",
+        "shared.chunk_start + lds.staged_positions()[i]",
+        "lds.staged_positions()[i]",
+    ),
+    "first-block-resolves": (
+        "shared_collect",
+        "wave_uniform(lds.ticket) == shared.blocks - 1",
+        "wave_uniform(lds.ticket) == 0",
+    ),
+    # Ties.
+    "worst-ties-first": ("shared_ties", "keys[other] < key ||", "keys[other] > key ||"),
+    "equal-ties-share-a-slot": (
+        "shared_ties",
+        "|| (keys[other] == key && other < own)",
+        "",
+    ),
+    "a-tie-too-many": ("shared_ties", "if (slot < k) write", "if (slot <= k) write"),
+    "other-bins-tie": ("shared_ties", "if (key < range.width) visit", "visit"),
+    "digits-short-of-a-bit": (
+        "shared_ties",
+        "(1u << (upper - shift)) - 1u}",
+        "(1u << (upper - shift)) - 2u}",
+    ),
+    "a-digit-too-few": (
+        "shared_ties",
+        "while (!settled && upper > 0)",
+        "while (!settled && upper > 12)",
+    ),
+    "never-stops-early": (
+        "shared_ties",
+        "settled = wave_uniform(lds.digits.bin_size) == cutoff.remaining_k;",
+        "settled = false;",
+    ),
+    "stops-too-early": (
+        "shared_ties",
+        "settled = wave_uniform(lds.digits.bin_size) == cutoff.remaining_k;",
+        "settled = wave_uniform(lds.digits.bin_size) <= cutoff.remaining_k + 1;",
+    ),
+    "tie-digits-not-cleared": (
+        "shared_ties",
+        "lds.digits.histogram[bin] = 0;",
+        "lds.digits.histogram[bin] += 0;",
+    ),
+    "counts-whatever-the-prefix": (
+        "shared_ties",
+        "(key & cutoff.fixed) == cutoff.prefix",
+        "(key & cutoff.fixed) >= 0u * cutoff.prefix",
+    ),
+    "ties-from-slot-0": (
+        "shared_ties",
+        "lds.digits.found = cutoff.above;",
+        "lds.digits.found = 0;",
+    ),
+    "ties-unbounded": (
+        "shared_ties",
+        "if (tie >= cutoff.remaining_k) return;",
+        "if (tie >= cutoff.k) return;",
+    ),
+    "last-tie-lost": (
+        "shared_ties",
+        "if (tie >= cutoff.remaining_k) return;",
+        "if (tie >= cutoff.remaining_k - 1) return;",
+    ),
+    "places-taken-for-positions": (
+        "shared_ties",
+        "ties.positions == nullptr ? i : ties.positions[i]",
+        "i",
+    ),
+    "more-ranked-than-threads-hold": (
+        "shared_ties",
+        "cutoff.bin_size <= Policy.rank_limit",
+        "cutoff.bin_size <= Policy.tie_capacity",
+    ),
+    # Launch.
+    "counters-not-cleared": (
+        "shared_kernels",
+        "params.counters[row * counter_words + thread] = 0;",
+        "params.counters[row * counter_words + thread] += 0;",
+    ),
+    "row-histogram-not-cleared": (
+        "shared_kernels",
+        "params.histograms[row * num_half_bins + bin] = 0;",
+        "params.histograms[row * num_half_bins + bin] += 0;",
+    ),
+    "a-row-of-k-is-compared": (
+        "shared_kernels",
+        "  if (row.length <= call.k) {",
+        "  if (row.length < call.k) {",
+    ),
+    "a-column-past-the-end": ("shared_kernels", "i < row.length ? i", "i <= row.length ? i"),
+    "row-searched-where-the-list-holds-it": (
+        "shared_kernels",
+        "const TieSource ties = cutoff.fits ?",
+        "const TieSource ties = !cutoff.fits ?",
+    ),
+}
+
 # Of the page transform, whether it is fused or a pass of its own.
 SLOT_CHANGES = {
     "slot-for-no-column": ("page_table", "if (index < 0) return -1;", "if (index < 0) return 0;"),
@@ -730,6 +947,7 @@ MUTANTS = {
     **mutants_of("vllm_remedies", REMEDY_CHANGES),
     **mutants_of("sglang", SGLANG_CHANGES | SLOT_CHANGES),
     **mutants_of("aiter", AITER_CHANGES),
+    **mutants_of("shared_histogram", SHARED_CHANGES),
     **mutants_of("paging", PAGING_CHANGES | SLOT_CHANGES),
     **BARRIER_MUTANTS,
 }

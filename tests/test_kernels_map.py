@@ -7,7 +7,7 @@ import pytest
 from numba.core.registry import CPUDispatcher
 
 from topk_lab import plans, schedules, toolchain
-from topk_lab.reference import aiter, paging, sglang, vllm
+from topk_lab.reference import aiter, paging, sglang, shared_histogram, vllm
 from topk_lab.reference.rows import RowKernel
 
 KERNELS = toolchain.kernels_folder()
@@ -78,7 +78,7 @@ def test_twins_have_the_names_of_the_steps(line):
 
 
 @pytest.mark.parametrize(
-    "module", [vllm, sglang, aiter, paging], ids=lambda module: module.__name__
+    "module", [vllm, sglang, aiter, shared_histogram, paging], ids=lambda module: module.__name__
 )
 def test_every_twin_is_named(module):
     prefix = module.__name__.removeprefix("topk_lab.") + "."
@@ -111,6 +111,7 @@ def test_launch_table_lists_what_plans_launch(paged):
         ("sglang_block1024", 262_144, "any"),
         ("aiter_one_block", 262_144, "any"),
         ("aiter_one_block", 262_144, "lowest"),
+        ("shared_histogram", 262_144, "any"),
     ):
         shape = plans.Shape(8, num_cols, 512, num_cols, 512, tie_break=tie_break, paging=paged)
         for launch in plans.plan(variant, shape).launches:
@@ -143,6 +144,15 @@ def test_policy_table_is_the_policies(variant):
         for field, value in values.items()
     }
     assert all(line["meaning"] for line in lines)
+
+
+def test_the_rule_of_sharing_blocks_is_the_schedules():
+    (rule,) = re.findall(r"\| rows, up to \| (.*) \|\n.*\n\| columns from \| (.*) \|", README)
+    rows, columns = (cells.split(" | ") for cells in rule)
+    assert (rows.pop(), columns.pop()) == ("more", "never shared")
+    assert tuple(zip(map(int, rows), map(int, columns), strict=True)) == (
+        schedules.SHARED_FROM_COLUMNS
+    )
 
 
 def test_no_policy_table_has_another_column():

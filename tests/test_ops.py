@@ -18,6 +18,7 @@ VARIANTS = (
     "sglang_block512",
     "sglang_block1024",
     "aiter_one_block",
+    "shared_histogram",
     "torch",
 )
 
@@ -275,6 +276,10 @@ def test_variants_are_listed_with_what_they_offer():
     assert aiter["max_k"].isna().all()
     assert set(aiter["orders"]) == {"any, index"}
     assert set(aiter["tie_breaks"]) == {"any, lowest"}
+    shared = table[table["variant"] == "shared_histogram"]
+    assert set(shared["target"]) == set(k512["target"])
+    assert set(shared["max_k"]) == {4096}
+    assert set(shared["orders"]) == set(shared["tie_breaks"]) == {"any"}
 
 
 def test_import_loads_neither_torch_nor_numba():

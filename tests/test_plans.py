@@ -9,12 +9,19 @@ from topk_lab.plans import (
     PagedParams,
     Paging,
     Shape,
+    SharedHistogramParams,
     TopKParams,
     plan,
     workspace_bytes,
 )
 
-PARAMS_HEADER = Path(__file__).parents[1] / "kernels" / "include" / "topk_lab" / "params.hpp"
+HEADERS = Path(__file__).parents[1] / "kernels" / "include" / "topk_lab"
+# What a struct begins with, and the header that it stands in.
+STRUCTS = {
+    TopKParams: (None, "params"),
+    PagedParams: (TopKParams, "params"),
+    SharedHistogramParams: (PagedParams, "shared_histogram_storage"),
+}
 SGLANG = ("sglang_block512", "sglang_block1024")
 
 
@@ -38,8 +45,11 @@ def bound(launch, *names):
 def params_of(launch, written):
     """The struct that a launch's kernel takes, from its bytes."""
     paged = launch.kernel.startswith(("sglang", "aiter", "page_transform"))
-    assert len(written) == ctypes.sizeof(PagedParams if paged else TopKParams)
-    return (PagedParams if paged else TopKParams).from_buffer_copy(written)
+    struct = PagedParams if paged else TopKParams
+    if launch.kernel.startswith("shared_histogram"):
+        struct = SharedHistogramParams
+    assert len(written) == ctypes.sizeof(struct)
+    return struct.from_buffer_copy(written)
 
 
 def test_params_have_the_layout_that_the_kernels_assert():
@@ -49,18 +59,22 @@ def test_params_have_the_layout_that_the_kernels_assert():
     assert (PagedParams.page_table.offset, PagedParams.order.offset) == (112, 152)
     for name, _ in TopKParams._fields_:
         assert getattr(PagedParams, name).offset == getattr(TopKParams, name).offset
+    assert ctypes.sizeof(SharedHistogramParams) == 192
+    for name, _ in PagedParams._fields_:
+        assert getattr(SharedHistogramParams, name).offset == getattr(PagedParams, name).offset
 
 
-@pytest.mark.parametrize("struct", [TopKParams, PagedParams])
+@pytest.mark.parametrize("struct", list(STRUCTS))
 def test_params_are_the_headers_field_by_field(struct):
-    header = PARAMS_HEADER.read_text()
+    begin, header_name = STRUCTS[struct]
+    header = (HEADERS / f"{header_name}.hpp").read_text()
     body = re.search(rf"struct {struct.__name__} \{{(.*?)\n\}};", header, re.DOTALL)[1]
     declared = re.findall(r"^ *(?:const )?([\w ]+?)(\*?) (\w+);", body, re.MULTILINE)
     types = {"int64_t": ctypes.c_int64, "int32_t": ctypes.c_int32, "Order": ctypes.c_int32}
     fields = list(struct._fields_)
-    if struct is PagedParams:
-        assert declared.pop(0) == ("TopKParams", "", "call")
-        fields = fields[len(TopKParams._fields_) :]
+    if begin is not None:
+        assert declared.pop(0)[0] == begin.__name__
+        fields = fields[len(begin._fields_) :]
     assert fields == [
         (name, ctypes.c_uint64 if star else types[word]) for word, star, name in declared
     ]
@@ -136,7 +150,8 @@ def test_ablations_and_traces_are_kernels_of_their_own():
 
 def test_no_rows_means_no_launch():
     assert plan("vllm_k512", shape(num_rows=0)).launches == ()
-    for variant in (*SGLANG, "aiter_one_block", "vllm_k512", "vllm_generic"):
+    lineages = (*SGLANG, "aiter_one_block", "shared_histogram", "vllm_k512", "vllm_generic")
+    for variant in lineages:
         assert plan(variant, paged_shape(num_rows=0)).launches == ()
 
 
@@ -224,6 +239,72 @@ def test_aiter_writes_slots_itself(promises, slots_only):
     written = ["page_table", "slots"] if slots_only else ["indices", "page_table", "slots"]
     assert [name for name, _ in launch.pointers] == ["logits", "row_ends", *written]
     params = bound(launch, "logits", "row_ends", *written)
+    assert_paged(params)
+    assert params.indices == (0 if slots_only else 3000)
+
+
+# ---- a histogram shared by blocks ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "num_cols", "blocks"),
+    [
+        pytest.param(8, 40_959, 1, id="a-block-a-row-below-40960"),
+        pytest.param(8, 40_960, 8, id="eight-from-there-on"),
+        pytest.param(1, 40_960, 32, id="never-more-than-32"),
+        pytest.param(24, 262_145, 4, id="never-fewer-than-4"),
+        pytest.param(64, 114_688, 4, id="most-rows-that-share"),
+        pytest.param(65, 1 << 20, 1, id="a-block-a-row-behind-them"),
+        pytest.param(500, 2**31 - 1, 1, id="many-rows"),
+    ],
+)
+@pytest.mark.parametrize("traced", [False, True])
+def test_rows_are_counted_then_selected_by_the_same_blocks(num_rows, num_cols, blocks, traced):
+    wanted = shape(num_rows=num_rows, num_cols=num_cols, k=4096, values_stride=4096)
+    planned = plan("shared_histogram", wanted, traced=traced)
+    suffix = "_traced" if traced else ""
+    assert [(launch.kernel, launch.grid, launch.dynamic_lds) for launch in planned.launches] == [
+        ("shared_histogram_clear", (num_rows, 1), 0),
+        (f"shared_histogram_count{suffix}", (num_rows, blocks), 0),
+        (f"shared_histogram_select{suffix}", (num_rows, blocks), 4 * 4096),
+    ]
+    assert {launch.block for launch in planned.launches} == {1024}
+    assert planned.max_splits == blocks
+    assert planned.trace_shape == (num_rows, blocks + 1, 4)
+    # 4096 counts, a line of 128 bytes, and a list of 2048 logits and as many positions.
+    assert planned.workspace_bytes == num_rows * (4 * 4096 + 128 + 8 * 2048)
+
+
+def test_arrays_of_the_workspace_lie_one_behind_another():
+    planned = plan("shared_histogram", shape(num_rows=3, values_stride=512, has_row_starts=True))
+    names = ("logits", "row_ends", "row_starts", "indices", "values", "workspace")
+    clear, count, select = (
+        params_of(launch, launch.params({name: 10**6 * at for at, name in enumerate(names, 1)}))
+        for launch in planned.launches
+    )
+    begin = 6 * 10**6
+    ends = [begin + 3 * row for row in (16_384, 16_512, 24_704, 32_896)]
+    found = [select.histograms, select.counters, select.tie_logits, select.tie_positions]
+    assert found == [begin, *ends[:-1]]
+    assert ends[-1] == begin + planned.workspace_bytes
+    assert (clear.histograms, clear.counters, clear.logits) == (begin, ends[0], 0)
+    assert (count.histograms, count.counters, count.indices) == (begin, 0, 0)
+    assert (count.logits, count.row_ends, count.row_starts) == (10**6, 2 * 10**6, 3 * 10**6)
+    assert (select.logits, select.indices, select.values) == (10**6, 4 * 10**6, 5 * 10**6)
+    assert (select.num_rows, select.k, select.max_splits) == (3, 512, 21)
+    assert select.trace == select.page_table == select.slots == 0
+
+
+@pytest.mark.parametrize("slots_only", [False, True])
+def test_blocks_that_share_a_row_write_slots_themselves(slots_only):
+    planned = plan("shared_histogram", paged_shape(slots_only=slots_only))
+    written = ["page_table", "slots"] if slots_only else ["indices", "page_table", "slots"]
+    select = planned.launches[-1]
+    assert [name for name, _ in select.pointers] == [
+        *("logits", "row_ends", *written),
+        *("histograms", "counters", "tie_logits", "tie_positions"),
+    ]
+    params = bound(select, "logits", "row_ends", *written, "workspace")
     assert_paged(params)
     assert params.indices == (0 if slots_only else 3000)
 
@@ -366,6 +447,13 @@ def test_equal_shapes_share_one_plan():
         ("sglang_block512[block_size=256]", {}, "is not compiled; it runs on target numba only"),
         ("sglang_block512[overflow=drop]", {}, "is not exact .* for study only"),
         ("aiter_one_block", {"k": 0}, r"^k must be at least 1 for aiter_one_block, got 0$"),
+        (
+            "shared_histogram",
+            {"k": 4097},
+            r"^k must be in \[1, 4096\] for shared_histogram, got 4097$",
+        ),
+        ("shared_histogram", {"num_rows": 2**22}, "num_rows must be at most 4194303, got 4194304"),
+        ("shared_histogram[tie_capacity=64]", {}, "is not compiled; it runs on target numba only"),
         ("aiter_one_block[block_size=512]", {}, "is not compiled; it runs on target numba only"),
         (
             "sglang_block1024[stash_kib=128,overflow=drop]",
@@ -385,9 +473,10 @@ def test_a_promise_that_a_kernel_does_not_keep_is_not_planned():
         ("vllm_k512", "index"),
         ("sglang_block512", "value"),
         ("aiter_one_block", "value"),
+        ("shared_histogram", "index"),
     ):
         with pytest.raises(ValueError, match=f"order must be one of any.*, got '{order}'"):
             plan(variant, shape(order=order))
-    for variant in ("vllm_k512", *SGLANG):
+    for variant in ("vllm_k512", *SGLANG, "shared_histogram"):
         with pytest.raises(ValueError, match=r"^tie_break must be one of any, got 'lowest'$"):
             plan(variant, shape(tie_break="lowest"))

@@ -167,3 +167,17 @@ def test_one_block_a_row_adds_up_nothing(variant):
     assert table["split"].tolist() == [0, 0]
     assert set(table["step0_hot"]) == {14_336}
     assert set(table["step0_source"]) == {16_384}
+
+
+def test_blocks_that_share_a_row_count_a_chunk_each():
+    found = profiling.profile("shared_histogram", "gfx950", 2, 40_960, workload="masked_blocks")
+    assert found.reason is None
+    assert found.counters["kernel"].unique().tolist() == [
+        f"shared_histogram_{name}" for name in ("clear", "count", "select")
+    ]
+    table = found.atomics
+    assert table["split"].tolist() == [*range(32)] * 2
+    assert set(table["step0_source"]) == {1280}
+    assert table["neg_inf"].sum() == 2 * 40_960 * 7 // 8
+    # An atomic a logit, and nothing else, is added in LDS.
+    assert set(table["isa_add_lanes"]) == {1280}

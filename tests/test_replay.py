@@ -53,6 +53,8 @@ def test_a_captured_call_stays_exact(amd_target, variant):
         if check.id.startswith("lengths"):
             assert finding.counters["replays"] == replay_graphs.EMULATED_REPLAYS
             assert finding.counters["lengths"] >= 20
+        if variant == "shared_histogram" and check.id == "lengths-8":
+            assert finding.counters["splits"] == [1, 8]
 
 
 def findings(target="gfx950"):
@@ -138,7 +140,10 @@ def test_what_has_no_graph_is_refused(arguments, message):
                 ValueError,
                 f"variant must choose splits by length for host-splits, got '{variant}'",
             )
-            for variant in ("vllm_generic", "sglang_block1024", "aiter_one_block")
+            for variant in (
+                *("vllm_generic", "sglang_block1024", "aiter_one_block"),
+                "shared_histogram",
+            )
         ),
     ],
 )

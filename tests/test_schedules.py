@@ -165,7 +165,8 @@ def test_variant_text_round_trips_with_its_changes():
         (
             "vllm_k513",
             "^variant must be one of vllm_generic, vllm_k512, vllm_k512_uncrowded, "
-            "sglang_block512, sglang_block1024, aiter_one_block, got 'vllm_k513'$",
+            "sglang_block512, sglang_block1024, aiter_one_block, shared_histogram, got "
+            "'vllm_k513'$",
         ),
         ("vllm_k512[fits_rule=0]", "policy field fits_rule must be true or false, got '0'"),
         ("vllm_k512[capacity=1]", "policy field must be one of .*, got 'capacity=1'"),
@@ -204,6 +205,14 @@ def test_variant_text_round_trips_with_its_changes():
         (
             "aiter_one_block[max_k=4]",
             "^policy field must be one of block_size, digit_bits, got 'max_k=4'$",
+        ),
+        (
+            "shared_histogram[max_k=4]",
+            "^policy field must be one of block_size, tie_capacity, rank_limit, got 'max_k=4'$",
+        ),
+        (
+            "shared_histogram[tie_capacity=-1]",
+            "tie_capacity must be a whole number up to 1048576, got '-1'",
         ),
     ],
 )
@@ -271,6 +280,45 @@ def test_sglang_text_round_trips_with_its_changes():
     as_large = parse_variant("sglang_block512[block_size=1024]")
     assert as_large.policy == POLICIES["sglang_block1024"]
     assert as_large != parse_variant("sglang_block1024")
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "blocks", "start"),
+    [
+        (1, 32, 40_960),
+        (2, 32, 40_960),
+        (3, 21, 40_960),
+        (8, 8, 40_960),
+        (9, 7, 49_152),
+        (16, 4, 49_152),
+        (17, 4, 65_536),
+        (32, 4, 65_536),
+        (33, 4, 114_688),
+        (64, 4, 114_688),
+    ],
+)
+def test_a_row_is_shared_by_64_blocks_over_the_rows_from_4_to_32(num_rows, blocks, start):
+    assert max_splits("shared_histogram", num_rows, start - 1) == 1
+    assert max_splits("shared_histogram", num_rows, start) == blocks
+    assert max_splits("shared_histogram", num_rows, 2**31 - 1) == blocks
+    # At work by the live length, under the same rule.
+    assert active_splits("shared_histogram", num_rows, start - 1, blocks) == 1
+    assert active_splits("shared_histogram", num_rows, start, blocks) == blocks
+    assert active_splits("shared_histogram", num_rows, start, 1) == 1
+
+
+def test_more_rows_than_a_quarter_of_the_compute_units_are_not_shared():
+    assert max_splits("shared_histogram", 65, 2**31 - 1) == 1
+    assert active_splits("shared_histogram", 65, 2**31 - 1, 1) == 1
+    assert max_splits("shared_histogram", 0, 2**31 - 1) == 32
+
+
+def test_a_shared_histogram_takes_any_shape_and_k_up_to_4096():
+    for call in ((0, 0, 1), (10**6, 2**31 - 1, 4096), (1, 1, 4096)):
+        assert gate_refusal("shared_histogram", *call) is None
+    for k in (0, -1, 4097):
+        due = f"k must be in [1, 4096] for shared_histogram, got {k}"
+        assert gate_refusal("shared_histogram", 1, 8, k) == due
 
 
 def test_one_block_takes_any_shape_and_any_k_that_int32_slots_can_count():

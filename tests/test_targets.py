@@ -8,7 +8,10 @@ from topk_lab.contract import UNWRITTEN, assert_exact
 
 ROWS = np.random.default_rng(0).standard_normal((2, 1024), np.float32)
 PAGES = np.random.default_rng(1).permutation(32).astype(np.int32).reshape(2, 16)  # of 64 columns
-COMPILED = ("sglang_block512", "sglang_block1024", "vllm_k512", "vllm_generic", "aiter_one_block")
+COMPILED = (
+    *("sglang_block512", "sglang_block1024", "vllm_k512", "vllm_generic", "aiter_one_block"),
+    "shared_histogram",
+)
 SLOT_TARGETS = (
     ("numba", "reference"),
     ("torch", "torch"),
@@ -180,7 +183,7 @@ def test_an_order_that_a_variant_lacks_is_refused(target):
 
 @pytest.mark.parametrize("target", ["gfx950", "numba"])
 def test_a_tie_break_that_a_variant_lacks_is_refused(target):
-    for variant in ("vllm_k512", "vllm_generic", "sglang_block512"):
+    for variant in ("vllm_k512", "vllm_generic", "sglang_block512", "shared_histogram"):
         with pytest.raises(
             ValueError,
             match=rf"^tie_break must be one of any for {variant}, got 'lowest', which reference, "

@@ -14,7 +14,7 @@ from topk_lab.verify import contention, lists, paging, sglang
 LISTS = ("masked_replay", "mixed_replay", "one_d_lengths", "neg_inf_rule")
 SGLANG = ("sglang_block512", "sglang_block1024")
 ONE_BLOCK = (*SGLANG, "aiter_one_block")
-LINEAGES = ("vllm_k512", "vllm_k512_uncrowded", "vllm_generic", *ONE_BLOCK)
+LINEAGES = ("vllm_k512", "vllm_k512_uncrowded", "vllm_generic", *ONE_BLOCK, "shared_histogram")
 
 
 def found(check):
@@ -66,6 +66,13 @@ def test_kernel_and_twin_agree_pass_by_pass(amd_target, variant):
         assert max(reached) == 24
         assert min(reached) < 24
         return
+    if variant == "shared_histogram":
+        assert len(reached) == len(lists.SHARED_WORKLOADS) == 13
+        # Of seven rows five are longer than k: two are shared by nine blocks. Each block has a
+        # record, and each row one of its own, and up to three for the digits of its ties.
+        assert min(reached) == 2 * 9 + 3 + 5
+        assert max(reached) == 2 * 9 + 3 + 5 * 4
+        return
     assert len(reached) == len(lists.TRACED_WORKLOADS)
     assert min(reached) >= 2
     # Normal rows end after a step or two, equal leading bits take all four.
@@ -82,7 +89,7 @@ def test_stable_answers_are_those_of_the_reference(vllm_target, variant):
 
 
 def test_variants_that_promise_no_lowest_index_are_not_asked_for_it():
-    for variant in ("vllm_k512", "vllm_generic", *SGLANG, "reference"):
+    for variant in ("vllm_k512", "vllm_generic", *SGLANG, "shared_histogram", "reference"):
         assert verify.checks("stable_answers", variant, "numba") == []
 
 
@@ -596,6 +603,40 @@ def test_one_block_takes_any_k(amd_target, variant, k):
             assert_exact(logits, outcome.indices, k=k, values=outcome.values, **promises)
 
 
+@pytest.mark.parametrize("k", [1, 2, 63, 1025, 4095, 4096])
+def test_a_shared_histogram_takes_any_k_up_to_4096(amd_target, k):
+    for num_rows, num_cols, blocks in ((2, 6000, 1), (5, 40_960, 12)):
+        for name in ("normal", "few_values"):
+            logits = workloads.make(name, num_rows, num_cols)
+            outcome = targets.run(amd_target, "shared_histogram", logits, k, values=True)
+            assert_exact(logits, outcome.indices, k=k, values=outcome.values)
+            assert set(outcome.splits.tolist()) == {blocks}
+
+
+@pytest.mark.parametrize("ties", [127, 128, 129, 2047, 2048, 2049, 30_000])
+@pytest.mark.parametrize("alike", [True, False], ids=["equal", "near-equal"])
+def test_a_threshold_bin_of_any_size_is_resolved(vllm_target, ties, alike):
+    # Both sides of what is ranked, and of what the list holds, spread over the chunks of 32 blocks.
+    rng = np.random.default_rng(ties)
+    logits = rng.uniform(-2, 0.5, (2, 41_000)).astype(np.float32)
+    for row in logits:
+        chosen = rng.permutation(41_000)
+        row[chosen[:100]] = 3.0
+        near = np.nextafter(np.float32(1), np.float32(2)) + np.arange(ties) * np.float32(2**-22)
+        row[chosen[100 : 100 + ties]] = 1.0 if alike else near[:ties].clip(max=1.0117)
+    for k in (101, 100 + ties // 2, min(100 + ties, 4096)):
+        for seed in (None,) if vllm_target == "numba" else (None, 1, 2):
+            call = {"values": True, "traced": True, "seed": seed}
+            outcome = targets.run(vllm_target, "shared_histogram", logits, k, **call)
+            assert_exact(logits, outcome.indices, values=outcome.values)
+            record = outcome.steps[:, -1, 0]
+            assert record["bin_size"].tolist() == [ties] * 2
+            assert record["above"].tolist() == [100] * 2
+            assert record["fits"].tolist() == [ties <= 2048] * 2
+            digits = (outcome.steps["step"][:, -1, 1:] >= 0).any(axis=1)
+            assert digits.tolist() == [ties > 128] * 2
+
+
 @pytest.mark.parametrize("k", [1, 2, 63, 1024, 2048])
 def test_generic_takes_any_k_up_to_2048(amd_target, k):
     for num_cols in (3000, 13_000):
@@ -627,6 +668,7 @@ def test_sound_kernels_raise_no_false_alarm_in_50_seeds(amd_target):
         "vllm_generic": (workloads.make("few_values", 2, 1600), 0),
         "sglang_block1024": (workloads.make("few_values", 2, 5200), 0),
         "aiter_one_block": (workloads.make("few_values", 2, 9001), 0),
+        "shared_histogram": (workloads.make("masked_blocks", 1, 40_960), 32),
     }
     for variant, (logits, splits) in calls.items():
         for seed in range(50):

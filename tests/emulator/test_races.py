@@ -179,6 +179,25 @@ def test_no_seed_finds_a_race_in_one_block_a_row(
             assert (outcome.indices[2, 100:] == -1).all()
 
 
+@pytest.mark.parametrize("traced", [False, True])
+def test_no_seed_finds_a_race_in_blocks_that_share_a_row(amd_target: str, traced: bool) -> None:
+    row_ends = np.array([41_001, 40_959, 513, 100], np.int32)
+    # Ties that are ranked, told apart in the list, and looked for in the row.
+    for seed, workload in enumerate(("normal", "same_leading_bits", "few_values", "constant")):
+        logits = workloads.make(workload, 4, 41_001, row_ends=row_ends)
+        for k in (512, 4096):
+            outcome = targets.run(
+                amd_target,
+                "shared_histogram",
+                logits,
+                k,
+                row_ends=row_ends,
+                traced=traced,
+                seed=seed,
+            )
+            assert (outcome.indices[3, 100:] == -1).all()
+
+
 @pytest.mark.parametrize("variant", ["vllm_generic", "vllm_k512", *ABLATIONS])
 def test_no_seed_finds_a_race_in_the_selections(amd_target: str, variant: str) -> None:
     row_ends = np.array([33_000, 513, 100], np.int32)

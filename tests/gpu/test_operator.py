@@ -64,6 +64,17 @@ def test_one_block_without_a_stash_is_exact(variant, experiment):
         assert check.holds(finding), verify.line(check, finding)
 
 
+@pytest.mark.parametrize(
+    "experiment", ["boundaries", "workloads", "page_tables", "pass_by_pass", "graph_replays"]
+)
+def test_blocks_that_share_a_row_are_exact(experiment):
+    planned = verify.checks(experiment, "shared_histogram", TARGET)
+    assert planned
+    for check in planned:
+        finding = verify.run(check)
+        assert check.holds(finding), verify.line(check, finding)
+
+
 @pytest.mark.parametrize("experiment", ["exactness_under_overflow", "sglang_index_sets"])
 def test_the_source_of_one_block_a_row_is_borne_out(experiment):
     for check in verify.checks(experiment, "sglang_block1024", TARGET):
@@ -86,6 +97,7 @@ def test_the_page_transform_follows_any_selection(variant):
         "sglang_block1024",
         "sglang_block1024[stash_kib=48]",
         "aiter_one_block",
+        "shared_histogram",
     ],
 )
 def test_a_captured_graph_reads_lengths_and_pages_anew(variant):
