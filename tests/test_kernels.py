@@ -13,9 +13,10 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
-from topk_lab import code_objects, schedules, targets, toolchain, verify
-from topk_lab.contract import UNWRITTEN
+from topk_lab import code_objects, keys, schedules, targets, toolchain, verify
+from topk_lab.contract import UNWRITTEN, find_violations
 from topk_lab.emulator import CodeObject, Emulator, MemoryRegion
+from topk_lab.reference import shared_histogram
 from topk_lab.schedules import (
     ABLATIONS,
     FINAL_ORDERS,
@@ -28,6 +29,7 @@ from topk_lab.schedules import (
 )
 
 KIBI = 1024
+INF_BIN, NEG_INF_BIN = 63, 4032  # of 4096 half bins
 # A variant for each of the schedules, in the order of the kernels' words.
 SCHEDULES = (
     *("vllm_generic", "vllm_k512", "vllm_k512[splits=h200]"),
@@ -280,9 +282,52 @@ def aiter_checks(seed):
         yield from verify.checks(experiment, "aiter_one_block", TARGET, seed)
 
 
+def bin_edges():
+    """Rows of logits that stand where half bins begin, on both sides; and NaN before -inf."""
+    begins = (INF_BIN, 64, 1087, 2030, 2046, 2047, 2048, 2050, 3008, NEG_INF_BIN)
+    rows = np.full((len(begins) + 1, 3000), -np.inf, np.float32)
+    for row, begin in zip(rows, begins, strict=False):
+        starts = [int(shared_histogram.half_bin_start(begin + step)) for step in range(-2, 4)]
+        near = [start - behind for start in starts for behind in (0, 1)]
+        bits = [keys.canonical_bits(np.uint32(keys.complement_key(np.uint32(key)))) for key in near]
+        row[:] = np.repeat(np.array(bits, np.uint32), 3000 // len(bits)).view(np.float32)
+    rows[-1, :100] = np.nan
+    return rows
+
+
+def _edges_body(logits, k, target, seed):
+    outcome = targets.run(target, "shared_histogram", logits, k, values=True, seed=seed)
+    found = find_violations(logits, outcome.indices, values=outcome.values)
+    if not found:
+        kernel, twin = (
+            targets.run(place, "shared_histogram", logits, k, traced=True, seed=seed).steps
+            for place in (target, "numba")
+        )
+        found = [
+            f"{name} differs" for name in kernel.dtype.names if (kernel[name] != twin[name]).any()
+        ]
+    return verify.Finding("wrong" if found else "ok", str(found[0]) if found else None)
+
+
+def edge_checks(target, seed):
+    """Both sides of every bound between equal logits, and the middle between two."""
+    logits = bin_edges()
+    some = verify.checks("workloads", "shared_histogram", target, seed)[0]
+    for k in (1, *range(125, 3000, 125), 2999):
+        body = functools.partial(_edges_body, logits, k, target, seed)
+        yield dataclasses.replace(some, id=f"edges-{k}", k=k, body=body)
+
+
 def shared_checks(seed):
+    yield from edge_checks(TARGET, seed)
     for experiment in ("pass_by_pass", "page_tables", "workloads"):
         yield from verify.checks(experiment, "shared_histogram", TARGET, seed)
+
+
+def test_logits_where_half_bins_begin_go_to_their_bin(amd_target):
+    for check in edge_checks(amd_target, None):
+        finding = verify.run(check)
+        assert finding.status == "ok", verify.line(check, finding)
 
 
 def paging_checks(seed):
@@ -722,16 +767,20 @@ SHARED_CHANGES = {
     "neg-inf-behind-all": ("half_bins", "return neg_inf_bits + 1u;", "return neg_inf_bits;"),
     "nan-beside-inf": ("half_bins", "complement_key(0x7f800000u)", "1u"),
     # Chunks.
-    "last-chunk-short": ("shared_histogram_storage", "blocks - 1 ? rest", "blocks - 1 ? share"),
+    "last-chunk-short": (
+        "shared_histogram_storage",
+        "block == blocks - 1 ? rest : share",
+        "block == blocks ? rest : share",
+    ),
     "chunks-overlap": (
         "shared_histogram_storage",
         "const int32_t start = block * share;",
         "const int32_t start = block * (share - 1);",
     ),
-    "as-many-blocks-as-were-launched": (
-        "shared_histogram_storage",
-        "wanted < params.max_splits ? wanted",
-        "wanted < params.max_splits ? params.max_splits",
+    "shared-a-column-late": (
+        "shared_histogram_policy",
+        "row_len < shared_from_columns(num_rows) ? 1",
+        "row_len <= shared_from_columns(num_rows) ? 1",
     ),
     # Histogram.
     "counts-not-cleared": ("shared_count", "    histogram[bin] = 0;", "    histogram[bin] += 0;"),
@@ -753,7 +802,11 @@ SHARED_CHANGES = {
         "if (logit <= next_greatest) return;",
         "if (logit < next_greatest) return;",
     ),
-    "nan-wins-in-its-own-bin": ("shared_collect", "any_winner && !(logit", "!(logit"),
+    "nan-wins-in-its-own-bin": (
+        "shared_collect",
+        "any_winner = cutoff.above > 0;",
+        "any_winner = cutoff.above >= 0;",
+    ),
     "a-bin-of-the-list-s-size-does-not-fit": (
         "shared_collect",
         "bin_size <= Policy.tie_capacity}",

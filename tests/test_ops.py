@@ -195,6 +195,12 @@ def test_the_operator_wants_its_workspace():
         )
 
 
+def workspace_of(variant, num_rows, num_cols):
+    """As little as a call for 512 needs; None for none."""
+    required = topk_lab.workspace_size(num_rows, num_cols, 512, variant)
+    return torch.empty(required, dtype=torch.uint8) if required else None
+
+
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("num_rows", [0, 1, 6])
 @pytest.mark.parametrize("num_cols", [0, 20, 1000])
@@ -203,7 +209,8 @@ def test_operator_passes_opcheck(variant, num_rows, num_cols):
     out = torch.empty(num_rows, 512, dtype=torch.int32)
     values = torch.empty(num_rows, 512)
     arguments = (
-        rows(num_rows, num_cols), ends, None, 0, 512, variant, "any", "any", out, values, None
+        rows(num_rows, num_cols), ends, None, 0, 512, variant, "any", "any", out, values,
+        workspace_of(variant, num_rows, num_cols),
     )  # fmt: skip
     assert set(opcheck(torch.ops.topk_lab.topk_out, arguments).values()) == {"SUCCESS"}
 
@@ -535,7 +542,8 @@ def test_paged_operator_passes_opcheck(variant, num_rows, num_cols, raw):
     ends = torch.full((num_rows,), num_cols, dtype=torch.int32)
     arguments = (
         rows(num_rows, num_cols), ends, 0, 512, tables(num_rows, 20), 64, variant, "any", "any",
-        unwritten(num_rows, 512), unwritten(num_rows, 512) if raw else None, None,
+        unwritten(num_rows, 512), unwritten(num_rows, 512) if raw else None,
+        workspace_of(variant, num_rows, num_cols),
     )  # fmt: skip
     assert set(opcheck(torch.ops.topk_lab.topk_paged_out, arguments).values()) == {"SUCCESS"}
 

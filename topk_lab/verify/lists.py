@@ -46,7 +46,12 @@ STASH_WORKLOADS = (*SPREAD_WORKLOADS, ("uniform", {}), ("constant", {}), ("nan",
 # Those that end the passes of the AITER lineage early, late and among zeros of either sign.
 DIGIT_WORKLOADS = (*STASH_WORKLOADS, ("ascending", {}), ("all_neg_inf", {}), ("signed_zeros", {}))
 # Those that fill the list of a shared histogram, to its last digit, and more than fill it.
-SHARED_WORKLOADS = (*DIGIT_WORKLOADS, ("tiny", {}), ("beyond_fp16", {}))
+SHARED_WORKLOADS = (
+    *DIGIT_WORKLOADS,
+    ("tiny", {}),
+    ("beyond_fp16", {}),
+    *(("pivot_bins", {"count": count}) for count in (128, 129, 2048, 2049)),
+)
 
 
 class Rows(NamedTuple):

@@ -79,8 +79,9 @@ __device__ __forceinline__ void probe_shared_blocks(const PolicyProbeParams& par
   const int32_t query = static_cast<int32_t>(blockIdx.x * policy_probe_block_size + threadIdx.x);
   if (query >= params.num_queries) return;
   const int32_t* asked = params.queries + 4 * query;
-  params.splits[2 * query] = shared_blocks(asked[1], asked[2]);
-  params.splits[2 * query + 1] = shared_blocks(asked[1], asked[3]);
+  const int32_t launched = shared_blocks(asked[1], asked[2]);
+  params.splits[2 * query] = launched;
+  params.splits[2 * query + 1] = active_blocks(asked[1], asked[3], launched);
 }
 
 static_assert(sizeof(SharedHistogramPolicy) == 4 * 4, "a new field has to be probed too");

@@ -28,14 +28,18 @@ __device__ __forceinline__ constexpr int32_t shared_from_columns(int32_t num_row
   return num_rows <= 8 ? 40960 : num_rows <= 16 ? 49152 : num_rows <= 32 ? 65536 : 114688;
 }
 
-// Blocks of a row of so many columns. It never falls as the columns grow: what the width of the buffer
-// launches is enough for any live length.
+// Blocks of a row of so many columns: 1, or a number that depends on the rows alone.
 __device__ __forceinline__ constexpr int32_t shared_blocks(int32_t num_rows, int32_t columns) {
   if (num_rows > most_sharing_rows || columns < shared_from_columns(num_rows)) return 1;
-  const int32_t share = sharing_blocks / (num_rows > 1 ? num_rows : 1);
-  return share < fewest_sharing_blocks ? fewest_sharing_blocks
-         : share > most_sharing_blocks ? most_sharing_blocks
-                                       : share;
+  int32_t share = most_sharing_blocks;
+  while (share > fewest_sharing_blocks && share * num_rows > sharing_blocks) --share;
+  return share;
+}
+
+// Blocks at work on a row, of those that the width of the buffer launched.
+__device__ __forceinline__ constexpr int32_t active_blocks(int32_t num_rows, int32_t row_len,
+                                                           int32_t launched) {
+  return row_len < shared_from_columns(num_rows) ? 1 : launched;
 }
 
 }  // namespace topk_lab

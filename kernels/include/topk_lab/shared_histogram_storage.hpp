@@ -67,8 +67,7 @@ __device__ __forceinline__ SharedRow shared_row(const TopKParams& params) {
   const int32_t block = static_cast<int32_t>(blockIdx.y);
   const RowBounds bounds = row_bounds(params, row);
   const float* logits = row_logits(params, row, bounds);
-  const int32_t wanted = shared_blocks(params.num_rows, bounds.length);
-  const int32_t blocks = wanted < params.max_splits ? wanted : params.max_splits;
+  const int32_t blocks = active_blocks(params.num_rows, bounds.length, params.max_splits);
   const int32_t share = bounds.length / blocks;
   const int32_t start = block * share;
   const int32_t rest = bounds.length - start;
