@@ -751,8 +751,8 @@ SHARED_CHANGES = {
     "zeros-told-apart": AITER_CHANGES["zeros-told-apart"],
     "bins-of-11-bits": ("half_bins", "~half & 0x7fffu) >> 4", "~half & 0x7fffu) >> 5"),
     "negative-bins-rise": ("half_bins", "!= 0 ? half :", "!= 0 ? half ^ 0x7fffu :"),
-    "bins-begin-on-halfs": ("half_bins", "+ (112u << 23) + (1u << 12)", "+ (112u << 23)"),
-    "subnormal-bins-begin-on-halfs": ("half_bins", "(2 * half + 1)", "(2 * half)"),
+    "bins-begin-on-halves": ("half_bins", "+ (112u << 23) + (1u << 12)", "+ (112u << 23)"),
+    "subnormal-bins-begin-on-halves": ("half_bins", "(2 * half + 1)", "(2 * half)"),
     "middle-in-the-lesser-positive-bin": (
         "half_bins",
         "complement_key(midpoint_above(greatest) - 1u)",

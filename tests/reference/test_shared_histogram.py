@@ -49,9 +49,9 @@ def test_bins_are_the_upper_bits_of_the_half():
     rng = np.random.default_rng(0)
     bits = rng.integers(0, 2**32, 100_000, np.uint32)
     # Around every half, and around the middle to the next one.
-    halfs = np.arange(0x7C00, dtype=np.uint16).view(np.float16).astype(np.float32)
-    middles = (halfs[1:] + halfs[:-1]) / 2
-    near = np.concatenate([halfs, middles, [np.float32(65520)]]).astype(np.float32)
+    halves = np.arange(0x7C00, dtype=np.uint16).view(np.float16).astype(np.float32)
+    middles = (halves[1:] + halves[:-1]) / 2
+    near = np.concatenate([halves, middles, [np.float32(65520)]]).astype(np.float32)
     near = np.concatenate([near, np.nextafter(near, np.inf), np.nextafter(near, -np.inf)])
     special = np.array([np.inf, -np.inf, np.nan], np.float32)
     row = np.concatenate([bits.view(np.float32), near, -near, special])
@@ -90,7 +90,7 @@ def test_three_digits_span_any_bin():
         for number in (NAN_BIN, *range(INF_BIN, NEG_INF_BIN + 1))
     ]
     assert max(widths) <= 2**30 < 2 ** (3 * shared_histogram.DIGIT_BITS)
-    # Where halfs are normal: 16 of them, each for 2^13 floats.
+    # Where halves are normal: 16 of them, each for 2^13 floats.
     assert int(np.median(widths)) == 2**17
 
 
@@ -245,7 +245,7 @@ def test_a_trace_shows_each_block_and_the_row():
     row = np.full(40_960, -1.0, np.float32)
     row[[5, 1300, 20_000]] = 2.0
     # 1.0 is the half 0x3c00, its complement 0x43ff: bin 0x43f. The greatest of that bin is one
-    # float below the middle between the halfs 0x3c0f and 0x3c10.
+    # float below the middle between the halves 0x3c0f and 0x3c10.
     row[2000:2200] = 1.0
 
     shown = trace(row, 100, variant="shared_histogram").frame()

@@ -99,7 +99,7 @@ def midpoint_above(half):
     """
     if half >= LEAST_NORMAL_HALF:
         return np.uint32((half << 13) + np.int64(HALF_REBIAS) + (1 << 12))
-    # Subnormal halfs count units of 2^-24: an odd number of 2^-25, its leading bit made implicit.
+    # Subnormal halves count units of 2^-24: an odd number of 2^-25, its leading bit made implicit.
     odd = 2 * half + 1
     lead = 0
     while odd >> (lead + 1):

@@ -99,7 +99,7 @@ __device__ __forceinline__ void record_tie_pass(const SharedHistogramStorage<Pol
 // that agree with it, are the best of them. Either these are all that agree, or they are equal.
 //
 // Digits are those of the key's distance to the first of the bin: the keys of a bin span 2^17 where
-// halfs are normal, and less than 2^30 everywhere, so that two passes do, and three always.
+// halves are normal, and less than 2^30 everywhere, so that two passes do, and three always.
 template <SharedHistogramPolicy Policy, bool Traced>
 __device__ __forceinline__ KeyCutoff find_tie_cutoff(SharedHistogramStorage<Policy>& lds,
                                                      const TieSource& ties, const KeyRange& range,
