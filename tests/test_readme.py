@@ -54,7 +54,7 @@ def test_markers_are_filled_and_a_stale_readme_is_found(recorded):
     text = readme.update_markers(MARKED, blocks)
     assert readme.check_markers(text, blocks) == []
     assert readme.update_markers(text, blocks) == text
-    assert text.startswith("# topk_lab\nbefore\n<!-- topk-lab:claims -->\n99 claims: 2 reproduced")
+    assert text.startswith("# topk_lab\nbefore\n<!-- topk-lab:claims -->\n103 claims: 2 reproduced")
     assert text.endswith("after\n<!-- topk-lab:other -->\nkept\n<!-- /topk-lab:other -->\n")
     assert "\nold\n" not in text
     edited = text.replace("212 of 512 slots", "211 of 512 slots")
@@ -68,7 +68,7 @@ def test_readme_table_has_a_line_for_every_claim(recorded):
     table = [line for line in lines if line.startswith("|")]
     assert len(table) == len(judged) + 2 * 2
     assert {line.count(" | ") for line in table if not line.startswith("|--")} == {4}
-    folded = lines.index("<details><summary>Published only: 97 more claims</summary>")
+    folded = lines.index("<details><summary>Published only: 101 more claims</summary>")
     assert all("published only" in line for line in lines[folded:] if line.startswith("| vLLM"))
     assert lines[folded - 2].startswith("Records: measured on ")
 
