@@ -20,6 +20,7 @@ __all__ = [
     "ABLATIONS",
     "POLICIES",
     "OneBlockPolicy",
+    "Policy",
     "SharedHistogramPolicy",
     "StashPolicy",
     "TopKPolicy",
