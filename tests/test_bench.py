@@ -324,6 +324,18 @@ def test_a_candidate_that_refuses_does_not_stop_the_others(error):
     assert timings["double"].status == "ok"
 
 
+@pytest.mark.parametrize("cache", results.CACHES)
+def test_a_candidate_that_can_not_be_run_here_is_skipped_with_its_reason(cache):
+    device = StandIn()
+    kernels = {"absent": Candidate.skip("not here"), "double": Doubling(device).candidate}
+    timings = measure(kernels, device, cache=cache, effort=SHORT)
+    assert list(timings) == ["absent", "double"]
+    assert timings["absent"] == Timing("skipped", "not here")
+    assert timings["double"].status == "ok"
+    alone = measure({"absent": Candidate.skip("not here")}, device, cache=cache)
+    assert alone == {"absent": Timing("skipped", "not here")}
+
+
 def test_rounds_end_when_settled_and_no_later_than_asked():
     device = StandIn()
     patient = Effort(min_samples=15, max_seconds=60, warm_up_seconds=0)

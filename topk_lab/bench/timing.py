@@ -36,7 +36,7 @@ from typing import Any
 from topk_lab.bench.device import Call, Device, Event
 from topk_lab.results import CACHES, MODES
 
-__all__ = ["COLD_CACHES", "Candidate", "Effort", "Session", "Timing", "measure"]
+__all__ = ["COLD_CACHES", "Candidate", "Effort", "Session", "Timing", "measure", "one_line"]
 
 WARM_CALLS = 20
 COLD_CACHES = 3
@@ -112,12 +112,20 @@ class Candidate:
     input_bytes : int
         What one call reads at least: with cold caches, the calls' inputs push one another out of
         the cache if they are large enough.
+    skipped : str, optional
+        Why it can't be run here, in one line; then it has no calls.
     """
 
     calls: tuple[Call, ...]
     prepare: Call
     check: Callable[[], str | None]
     input_bytes: int = 0
+    skipped: str | None = None
+
+    @classmethod
+    def skip(cls, reason: str) -> Candidate:
+        """Stand for what can't be run here."""
+        return cls((), lambda: None, lambda: reason, skipped=reason)
 
 
 @dataclass(frozen=True)
@@ -126,7 +134,7 @@ class Timing:
 
     Attributes
     ----------
-    status : {"ok", "wrong", "error"}
+    status : {"ok", "wrong", "error", "skipped"}
         Only an exact candidate has times.
     reason : str or None
         One line; None if ok.
@@ -214,7 +222,7 @@ def _relative_iqr(samples_us: Sequence[float]) -> float:
 def _check_calls(candidates: Mapping[str, Candidate], cache: str) -> None:
     for name, candidate in candidates.items():
         num_calls = len(candidate.calls)
-        if cache != "cold" and num_calls != 1:
+        if cache != "cold" and num_calls != 1 and candidate.skipped is None:
             raise ValueError(f"calls of {name} must be one for {cache} caches, got {num_calls}")
 
 
@@ -293,7 +301,8 @@ def _before(candidate: Candidate, run: Call, device: Device, cache: str) -> Call
     return run
 
 
-def _one_line(error: Exception) -> str:
+def one_line(error: Exception) -> str:
+    """Name an error and what it says, as a reason of a record."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
 
 
@@ -326,8 +335,8 @@ def measure(
     -------
     dict of str to Timing
         In the order of `candidates`. A candidate that refuses its input or can't be captured has
-        status error, one whose replay did not leave the exact answer behind has status wrong;
-        neither stops the others.
+        status error, one whose replay did not leave the exact answer behind has status wrong, one
+        that can't be run here has status skipped; none stops the others.
 
     Raises
     ------
@@ -371,14 +380,17 @@ class Session:
     ) -> None:
         self.device, self.mode = device, mode
         self._names = list(candidates)
-        self._errors: dict[str, Timing] = {}
+        self._untimed: dict[str, Timing] = {}
         self._lanes: dict[str, _Lane] = {}
         # All are captured before any input changes: a graph that kept something is found out.
         for name, candidate in candidates.items():
+            if candidate.skipped is not None:
+                self._untimed[name] = Timing("skipped", candidate.skipped)
+                continue
             try:
                 self._lanes[name] = _set_up(candidate, device, mode, cache, calls_per_graph)
             except (ValueError, RuntimeError) as error:
-                self._errors[name] = Timing("error", _one_line(error))
+                self._untimed[name] = Timing("error", one_line(error))
 
     def time(self, effort: Effort) -> dict[str, Timing]:
         """Check every candidate on the input that it prepares, and time those that are exact.
@@ -393,7 +405,7 @@ class Session:
         dict of str to Timing
             As `measure` returns them.
         """
-        outcomes = dict(self._errors)
+        outcomes = dict(self._untimed)
         exact: dict[str, _Lane] = {}
         for name, lane in self._lanes.items():
             reason = lane.inexact_because(self.device, self.mode)
