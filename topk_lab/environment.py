@@ -13,6 +13,7 @@ import platform
 import re
 import subprocess
 import uuid
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ __all__ = [
     "RECORD_SCHEMA",
     "RunInfo",
     "device_name_of",
+    "package_version",
     "without_paths",
 ]
 
@@ -33,7 +35,19 @@ CPU_TARGETS = ("numba", "torch")
 EMULATED_TARGETS = ("gfx90a", "gfx942", "gfx950")
 DEVICE_TARGETS = ("hip", "cuda")
 
-RECORDED_PACKAGES = ("numpy", "numba", "llvmlite", "torch", "pandas")
+# Module -> the distributions that have carried it; those that bring peers are recorded too.
+DISTRIBUTIONS = {
+    "vllm": ("vllm",),
+    "sglang": ("sglang",),
+    "sgl_kernel": ("sglang-kernel", "sgl-kernel"),
+    "flashinfer": ("flashinfer-python",),
+    "aiter": ("amd-aiter", "aiter"),
+    "deep_select": ("deep_select",),
+}
+RECORDED_PACKAGES = (
+    *("numpy", "numba", "llvmlite", "torch", "pandas"),
+    *(name for names in DISTRIBUTIONS.values() for name in names),
+)
 FILE_PATH = re.compile(
     r"(?:(?<=^)|(?<=[^A-Za-z0-9_.>]))"
     r"(?:~?/(?:[A-Za-z0-9_.+-]+/)+|[A-Za-z]:\\(?:[^\\\s]+\\)*)"
@@ -75,14 +89,21 @@ def _os_name() -> str:
         return f"{platform.system()} {platform.release()}".strip()
 
 
-def _package_versions() -> dict[str, str]:
+def _distribution_versions(names: Iterable[str]) -> dict[str, str]:
+    """Versions of those that are installed."""
     versions = {}
-    for name in RECORDED_PACKAGES:
+    for name in names:
         try:
             versions[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
     return versions
+
+
+def package_version(module: str) -> str | None:
+    """Version of the distribution that a module came with, from its metadata; None without any."""
+    found = _distribution_versions(DISTRIBUTIONS.get(module, (module,)))
+    return next(iter(found.values()), None)
 
 
 def _device(target: str) -> dict[str, Any]:
@@ -190,7 +211,7 @@ class RunInfo:
                 "cpu": _cpu_model(),
                 "cpu_threads": os.cpu_count() or 1,
                 "python": platform.python_version(),
-                "packages": _package_versions(),
+                "packages": _distribution_versions(RECORDED_PACKAGES),
                 "device": _device(target) if target in DEVICE_TARGETS else None,
             },
             code={
