@@ -14,6 +14,7 @@ import torch
 from topk_lab import results, schedules
 from topk_lab.bench import (
     EXPERIMENTS,
+    PEERS,
     Candidate,
     Effort,
     Timing,
@@ -511,12 +512,11 @@ def test_an_answer_that_is_not_exact_is_recorded_without_a_time(record, tmp_path
     def reads_nothing(logits):
         return lambda: None, torch.empty(len(logits), 1)
 
-    def off_by_one(k, logits):
-        indices = torch.empty((len(logits), k), dtype=torch.int64)
-        return lambda: indices.copy_(torch.topk(logits, k + 1, dim=1).indices[:, 1:]), indices
+    def off_by_one(topk, logits, row_ends, k, out):
+        return lambda: out.copy_(topk(logits, k + 1, dim=1).indices[:, 1:])
 
     monkeypatch.setitem(candidates.READS, "read_amax", reads_nothing)
-    monkeypatch.setattr("topk_lab.bench.candidates.torch_topk", off_by_one)
+    monkeypatch.setitem(PEERS, "torch.topk", replace(PEERS["torch.topk"], launch=off_by_one))
     record(axes={"num_rows": ["6"], "cache": ["warm"]})
     frame = results.load(tmp_path).set_index("variant")
     assert frame.loc["read_amax", "status"] == frame.loc["torch.topk", "status"] == "wrong"

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from topk_lab import workloads
-from topk_lab.bench import Effort, TorchDevice, candidates, measure
+from topk_lab.bench import PEERS, Effort, TorchDevice, candidates, current_gpu, measure
 
 pytestmark = pytest.mark.gpu
 
@@ -21,7 +21,7 @@ def inputs(device, num_cols, cache="warm"):
 
 
 def topk(logits):
-    return candidates.torch_topk(512, logits)
+    return PEERS["torch.topk"].make(current_gpu(), 512, None, logits)
 
 
 @pytest.mark.filterwarnings("ignore:The CUDA Graph is empty")

@@ -17,7 +17,7 @@ import numpy as np
 from topk_lab.bench.cells import Cell
 from topk_lab.bench.device import Call, Device
 from topk_lab.bench.device_logits import draw
-from topk_lab.bench.ratios import TORCH
+from topk_lab.bench.peers import PEERS, PREFIX, Peer, as_indices
 from topk_lab.bench.timing import COLD_CACHES, Candidate
 from topk_lab.contract import UNWRITTEN, find_violations, first_fault
 
@@ -32,7 +32,6 @@ __all__ = [
     "drawn_candidates",
     "operator",
     "stand_for",
-    "torch_topk",
 ]
 
 MOST_COPIES = 20  # of an input that a cold graph reads; small ones don't fill a cache
@@ -71,6 +70,7 @@ class Inputs:
         self.logits = torch.from_numpy(logits) if self.on_host else logits
         num_rows, num_cols = self.logits.shape
         ends = np.full(num_rows, num_cols, np.int32) if row_ends is None else row_ends
+        self.device, self.lengths = device, (int(ends.min()), int(ends.max()))
         self.row_ends = torch.from_numpy(ends).to(device.place)
         self.live_bytes = 4 * int(np.clip(ends, 0, num_cols).sum(dtype=np.int64))
         count = 1
@@ -215,16 +215,6 @@ class PageTables:
         return torch.from_numpy(held)
 
 
-def torch_topk(k: int, logits: torch.Tensor) -> tuple[Call, torch.Tensor]:
-    """Call torch.topk itself; unsorted, as the selections are, and as the published times were."""
-    import torch
-
-    shape = (logits.shape[0], k)
-    values = torch.empty(shape, device=logits.device)
-    indices = torch.empty(shape, dtype=torch.int64, device=logits.device)
-    return lambda: torch.topk(logits, k, sorted=False, out=(values, indices)), indices
-
-
 def _amax(most: int, logits: torch.Tensor) -> tuple[Call, torch.Tensor]:
     """Maxima of parts of a row, of at most so many columns each."""
     import torch
@@ -243,12 +233,21 @@ READS: dict[str, Make] = {
 }
 
 
+def _peer(peer: Peer, k: int, inputs: Inputs) -> Candidate:
+    reason = peer.refusal(inputs.device, *inputs.logits.shape, k, inputs.lengths)
+    if reason is not None:
+        return Candidate.skip(reason)
+    return inputs.selection(partial(peer.make, inputs.device, k, inputs.row_ends), as_indices)
+
+
 def stand_for(variant: str, k: int, inputs: Inputs) -> Candidate:
-    """What stands for a name: a read kernel, ``torch.topk`` or a variant of this package."""
+    """What stands for a name: a read kernel, a peer or a variant of this package."""
     if variant in READS:
         return inputs.read(READS[variant])
-    if variant == TORCH:
-        return inputs.selection(partial(torch_topk, k))
+    if variant in PEERS:
+        return _peer(PEERS[variant], k, inputs)
+    if variant.startswith(PREFIX):
+        raise ValueError(f"variant must be one of {', '.join(PEERS)}, got {variant!r}")
     return inputs.selection(partial(operator, variant, k, inputs.row_ends))
 
 

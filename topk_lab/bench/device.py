@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
-__all__ = ["PRESSURE_BYTES", "Call", "Device", "Event", "TorchDevice"]
+__all__ = ["PRESSURE_BYTES", "Call", "Device", "Event", "Gpu", "TorchDevice", "current_gpu"]
 
 PRESSURE_BYTES = 256 * 2**20
 
@@ -67,6 +67,25 @@ class Device(Protocol):
         """Clock (MHz), power (W) and temperature (C) now, as far as they can be read."""
 
 
+class Gpu(NamedTuple):
+    """What kind a device is of: ``target`` and ``arch`` of `Device`."""
+
+    target: str
+    arch: str
+
+
+def current_gpu() -> Gpu | None:
+    """What kind torch's current GPU is of; None if it sees none."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return None
+    found = torch.cuda.get_device_properties(torch.cuda.current_device())
+    if torch.version.hip:
+        return Gpu("hip", found.gcnArchName.split(":")[0])
+    return Gpu("cuda", f"sm_{found.major}{found.minor}")
+
+
 class TorchDevice:
     """The current GPU of torch, HIP or CUDA, and its current stream.
 
@@ -81,19 +100,15 @@ class TorchDevice:
     def __init__(self) -> None:
         import torch
 
-        if not torch.cuda.is_available():
+        gpu = current_gpu()
+        if gpu is None:
             raise ValueError(
                 f"a time must be taken on a hip or cuda device, torch {torch.__version__} sees "
                 "none; topk-lab doctor says why"
             )
         self._torch = torch
-        self.target = "hip" if torch.version.hip else "cuda"
+        self.target, self.arch = gpu
         found = torch.cuda.get_device_properties(torch.cuda.current_device())
-        self.arch = (
-            found.gcnArchName.split(":")[0]
-            if torch.version.hip
-            else f"sm_{found.major}{found.minor}"
-        )
         self.cache_bytes = MEMORY_SIDE_CACHE_BYTES.get(self.arch, found.L2_cache_size)
         self._pressure = torch.empty(PRESSURE_BYTES, dtype=torch.uint8, device=self.place)
         self._other = None

@@ -11,25 +11,35 @@ import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from topk_lab import results
+from topk_lab import registry, results
 from topk_lab.bench import graphs, matrix
 from topk_lab.bench.candidates import READS, Inputs, stand_for
 from topk_lab.bench.cells import CELL_FIELDS, Cell, Experiment
 from topk_lab.bench.contention import contention_cells
 from topk_lab.bench.device import Device, TorchDevice
 from topk_lab.bench.latency import latency_candidates, latency_cells, latency_counters
+from topk_lab.bench.peers import PEERS, refusal
 from topk_lab.bench.ratios import MIRRORS, PUBLISHED_TIMES, TORCH, published_shapes
 from topk_lab.bench.timing import Candidate, Effort, Timing
 
 __all__ = ["EXPERIMENTS", "planned", "run"]
 
 
-def _reference_cells() -> list[Cell]:
+def _published_cells(variants: tuple[str, ...]) -> list[Cell]:
     return [
-        Cell(*shape, mode="graph", cache=cache, variants=(*READS, TORCH, *MIRRORS))
+        Cell(*shape, mode="graph", cache=cache, variants=variants)
         for shape in published_shapes()
         for cache in PUBLISHED_TIMES
     ]
+
+
+def _reference_cells() -> list[Cell]:
+    return _published_cells((*READS, TORCH, *MIRRORS))
+
+
+def _peer_cells() -> list[Cell]:
+    own = (name for name, info in registry.VARIANTS.items() if "cuda" in info.targets)
+    return _published_cells((*READS, *PEERS, *own))
 
 
 def _candidates(cell: Cell, device: Device) -> dict[str, Candidate]:
@@ -58,6 +68,12 @@ EXPERIMENTS = {
             latency_cells,
             latency_candidates,
             latency_counters,
+        ),
+        Experiment(
+            "peer_shapes",
+            "How do this package's variants compare with what users would run instead?",
+            _peer_cells,
+            _candidates,
         ),
         Experiment(
             "vllm_matrix",
@@ -108,26 +124,44 @@ def _identity(fields: Mapping[str, Any], variant: str, calls_per_graph: int | No
     return json.dumps([variant, calls_per_graph, dict(fields)], sort_keys=True)
 
 
-def _timed_before(recorder: results.Recorder, experiment: str, target: str) -> set[str]:
-    """Identities of what the recorder's file has times of, from these kernels on this device."""
+def _recorded_before(
+    recorder: results.Recorder, experiment: str, target: str
+) -> dict[str, set[str]]:
+    """Status -> identities of what the recorder's file has, from these kernels on this device."""
     path = recorder.path(kind="measured", target=target, experiment=experiment)
     frame = results.load([file for file in (results.packed(path), path) if file.exists()])
-    timed = frame[
+    recorded = frame[
         (frame["experiment"] == experiment)
-        & (frame["status"] == "ok")
         & (frame["kernel_hash"] == recorder.run.code["kernel_hash"])
         & (frame["device"] == recorder.run.device_name(target))
     ]
     # A cell without a number makes floats of a whole column.
     numbers = dict.fromkeys(("num_rows", "num_cols", "k", "next_n", "seed"), "int64")
-    found = set()
-    for record in timed.astype(numbers).to_dict("records"):
+    found: dict[str, set[str]] = {status: set() for status in results.STATUSES}
+    for record in recorded.astype(numbers).to_dict("records"):
         fields = {name: record[name] for name in CELL_FIELDS}
         calls = record["calls_per_graph"]
         # A cell that doesn't say how many calls its graph has, has a time under any number.
         asked = {None} if calls is None or calls != calls else {None, int(calls)}
-        found |= {_identity(fields, record["variant"], one) for one in asked}
+        found[record["status"]] |= {_identity(fields, record["variant"], one) for one in asked}
     return found
+
+
+def _left(
+    cells: list[Cell], recorder: results.Recorder, experiment: str, device: Device
+) -> list[Cell]:
+    """The cells with a variant that has no time yet, and was not skipped for what holds still."""
+    recorded = _recorded_before(recorder, experiment, device.target)
+
+    def is_settled(cell: Cell, variant: str) -> bool:
+        if _identity(cell.fields(), variant, cell.calls_per_graph) in recorded["ok"]:
+            return True
+        # What was skipped had no graph, hence no calls in it.
+        if _identity(cell.fields(), variant, None) not in recorded["skipped"]:
+            return False
+        return refusal(variant, device, cell.num_rows, cell.num_cols, cell.k) is not None
+
+    return [cell for cell in cells if not all(is_settled(cell, name) for name in cell.variants)]
 
 
 def _line(cell: Cell, variant: str, timing: Timing) -> str:
@@ -196,7 +230,7 @@ def run(
         (i, n): every n-th cell from the i-th on, 1 <= i <= n.
     resume : bool, default False
         Leave out cells whose every variant the recorder's file, or what was packed of it, has a
-        time of, from the same kernels on the same device.
+        time of, from the same kernels on the same device; or skipped, if it is refused still.
     effort : Effort, optional
         How many samples a cell takes; default: the experiment's own.
     track : callable, optional
@@ -217,15 +251,7 @@ def run(
     experiment, cells = planned(name, axes or {}, shard)
     device = device or TorchDevice()
     if resume:
-        timed = _timed_before(recorder, experiment.name, device.target)
-        cells = [
-            cell
-            for cell in cells
-            if not all(
-                _identity(cell.fields(), variant, cell.calls_per_graph) in timed
-                for variant in cell.variants
-            )
-        ]
+        cells = _left(cells, recorder, experiment.name, device)
     written = []
     for cell in cells if track is None else track(cells, experiment.name):
         candidates = experiment.candidates(cell, device)
