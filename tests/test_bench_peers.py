@@ -4,6 +4,7 @@ None of the packages is needed: fakes of their interfaces stand in sys.modules a
 hold what they are given against what the package states.
 """
 
+import json
 import sys
 from dataclasses import replace
 from types import ModuleType
@@ -11,11 +12,13 @@ from types import ModuleType
 import numpy as np
 import pytest
 import torch
+from click.testing import CliRunner
 
 from tests.test_bench import SHORT, Calling, run_on
 from topk_lab import environment, results, workloads
 from topk_lab.bench import EXPERIMENTS, PEERS, candidates, graphs, measure, peers, run, survey
 from topk_lab.bench.device import Gpu
+from topk_lab.cli import main
 
 NUM_ROWS, NUM_COLS = 3, 2560
 ROW_ENDS = np.array([0, 700, NUM_COLS], np.int32)
@@ -585,6 +588,40 @@ def test_other_experiments_may_name_a_peer_too(install):
     found = measure(made, Sm90(), effort=SHORT)
     assert found["peer:deep_select"].status == "skipped"
     assert found["peer:vllm_persistent"].status == "ok"
+
+
+def test_doctor_lists_peers_when_asked(install, release, monkeypatch):
+    install.vllm(top_k_per_row_decode=top_k_per_row_decode)
+    release("vllm", "0.33.0")
+    monkeypatch.setattr("topk_lab.bench.current_gpu", lambda: Gpu("cuda", "sm_90"))
+    lines = CliRunner().invoke(main, ["doctor", "--peers"]).stdout.splitlines()
+    listed = {line.split()[0]: line.split(maxsplit=2)[1:] for line in lines[-len(PEERS) :]}
+    assert list(listed) == list(PEERS)
+    assert listed["torch.topk"] == ["usable", f"torch {torch.__version__}: torch.topk"]
+    assert listed["peer:vllm_top_k_per_row"] == [
+        "usable",
+        "vllm 0.33.0: torch.ops._C.top_k_per_row_decode",
+    ]
+    assert listed["peer:vllm_persistent"] == [
+        "no",
+        "vllm 0.33.0 has no torch.ops._C.persistent_topk",
+    ]
+    assert listed["peer:flashinfer_top_k"] == ["no", "package flashinfer is not installed"]
+    assert "peer:" not in CliRunner().invoke(main, ["doctor"]).stdout
+
+
+def test_doctor_tells_peers_as_json(monkeypatch):
+    monkeypatch.setattr("topk_lab.bench.current_gpu", lambda: None)
+    report = json.loads(CliRunner().invoke(main, ["doctor", "--json", "--peers"]).stdout)
+    assert [peer["variant"] for peer in report["peers"]] == list(PEERS)
+    assert report["peers"][0] == {
+        "variant": "torch.topk",
+        "package": "torch",
+        "version": torch.__version__,
+        "entry_point": None,
+        "reason": "device must be cuda or hip, torch sees none",
+    }
+    assert "peers" not in json.loads(CliRunner().invoke(main, ["doctor", "--json"]).stdout)
 
 
 def test_a_run_records_the_versions_of_the_packages_that_bring_peers(release, tmp_path):

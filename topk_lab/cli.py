@@ -83,8 +83,12 @@ def _progress(items: Sequence[Any], label: str) -> Any:
 
 @main.command()
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def doctor(as_json: bool) -> None:
-    """Say for each target whether it is usable, and if not, why and what to do."""
+@click.option("--peers", is_flag=True, help="Import other packages' selections and list them too.")
+def doctor(as_json: bool, peers: bool) -> None:
+    """Say for each target whether it is usable, and if not, why and what to do.
+
+    With --peers, also which selections of other packages the bench can run here, and why not.
+    """
     import dataclasses
     import json
 
@@ -96,6 +100,11 @@ def doctor(as_json: bool) -> None:
     except code_objects.CodeObjectError:
         objects = []
     tools = emulator.toolchain_report()
+    standings = []
+    if peers:
+        from topk_lab.bench import current_gpu, survey
+
+        standings = survey(current_gpu())
     if as_json:
         report = {
             "targets": [dataclasses.asdict(state) for state in states],
@@ -110,6 +119,8 @@ def doctor(as_json: bool) -> None:
             ],
             "emulator": tools,
         }
+        if peers:
+            report["peers"] = [standing._asdict() for standing in standings]
         click.echo(json.dumps(report, indent=1))
         return
     for state in states:
@@ -120,6 +131,11 @@ def doctor(as_json: bool) -> None:
         click.echo(f"emulator {name}: {tool or 'not found'}")
     for found in objects:
         click.echo(f"code     {found.path.name} {found.sha256[:16]} by {found.toolchain}")
+    if standings:
+        click.echo("")
+    for peer in standings:
+        said = peer.reason or f"{peer.package} {peer.version or '?'}: {peer.entry_point}"
+        click.echo(f"{peer.variant:33} {'no' if peer.reason else 'usable':7} {said}")
 
 
 def _load_array(path: Path, name: str) -> Any:
@@ -379,7 +395,7 @@ def reproduce(out: Path, target: str, keep: bool) -> None:
 def bench(experiment: str, axes: tuple[str, ...], shard: str, resume: bool, out: Path) -> None:
     """Time EXPERIMENT on this machine's GPU: exactness first, then interleaved samples.
 
-    EXPERIMENT is reference_shapes, neg_inf_contention, latency_vs_batch, vllm_matrix,
+    EXPERIMENT is reference_shapes, neg_inf_contention, latency_vs_batch, peer_shapes, vllm_matrix,
     profiled_pairs, graph_calls, graph_replay, split_policy, or host_overhead, which takes no axes.
     """
     from topk_lab import bench as benching
@@ -415,7 +431,8 @@ def bench(experiment: str, axes: tuple[str, ...], shard: str, resume: bool, out:
         say=click.echo,
     )
     failures = [cell for cell in recorded if cell["status"] in ("wrong", "error")]
-    click.echo(f"{len(recorded)} cells, {len(failures)} failed")
+    skipped = sum(cell["status"] == "skipped" for cell in recorded)
+    click.echo(f"{len(recorded)} cells, {len(failures)} failed, {skipped} skipped")
     if failures:
         raise click.exceptions.Exit(FAILED)
 
