@@ -26,7 +26,7 @@ struct TraceStep {
 static_assert(sizeof(TraceStep) == 32 + 4 * trace_bins);
 
 // Order of a row's answer.
-enum class Order : int32_t { any, index };
+enum class Order : int32_t { any, index, value };
 
 struct TopKParams {
   const float* logits;        // (num_rows, row_stride)
@@ -65,5 +65,16 @@ struct PagedParams {
 static_assert(offsetof(PagedParams, page_table) == 112 && offsetof(PagedParams, slots) == 120 &&
               offsetof(PagedParams, page_bits) == 144 && offsetof(PagedParams, order) == 152 &&
               sizeof(PagedParams) == 160);
+
+// The delegate selection's: what one of its kernels hands the other, behind all that a paged call needs.
+struct DelegateParams {
+  PagedParams paged;
+  uint32_t* delegates;       // (num_rows, delegates_stride) order keys
+  int64_t delegates_stride;  // elements, a multiple of 4
+  int32_t blocks_per_row;    // of the launch that reduces
+  int32_t whole_columns;     // rows of up to so many are not reduced
+};
+static_assert(offsetof(DelegateParams, delegates) == 160 &&
+              offsetof(DelegateParams, blocks_per_row) == 176 && sizeof(DelegateParams) == 184);
 
 }  // namespace topk_lab

@@ -25,6 +25,14 @@ inline constexpr int wave_size = 64;
 #define TOPK_LAB_LAUNCH_BOUNDS(threads) __launch_bounds__(threads, 2 * (threads) / (4 * 64))
 #endif
 
+// The same for kernels of which `blocks` are meant to be on a multiprocessor of CUDA at a time. On AMD devices one
+// on a compute unit has to fit; registers are many there.
+#if defined(__CUDACC__)
+#define TOPK_LAB_RESIDENT_BOUNDS(threads, blocks) __launch_bounds__(threads, blocks)
+#else
+#define TOPK_LAB_RESIDENT_BOUNDS(threads, blocks) __launch_bounds__(threads, (threads) / (4 * 64))
+#endif
+
 // A block's LDS beyond what its kernel declares: as much as the launch asks for.
 extern __shared__ int32_t dynamic_lds[];
 
@@ -36,6 +44,30 @@ __device__ __forceinline__ int32_t wave_uniform(int32_t value) {
 #else
   return __builtin_amdgcn_readfirstlane(value);
 #endif
+}
+
+// The same object of LDS, its address in a register. nvcc takes the address of a shared variable for cheap
+// and forms it anew, from a special register, in every branch that needs it.
+template <class T>
+__device__ __forceinline__ T& addressed_once(T& shared) {
+#if defined(__CUDACC__)
+  uint32_t address = static_cast<uint32_t>(__cvta_generic_to_shared(&shared));
+  asm volatile("" : "+r"(address));
+  return *static_cast<T*>(__cvta_shared_to_generic(address));
+#else
+  return shared;
+#endif
+}
+
+// The same value, of which the compiler does not know that it was there before: what is made of it in a loop
+// is made in each turn, and takes no register in between.
+__device__ __forceinline__ float here(float value) {
+#if defined(__CUDACC__)
+  asm volatile("" : "+f"(value));
+#else
+  asm volatile("" : "+v"(value));
+#endif
+  return value;
 }
 
 // Lanes that have come here together. What follows may be called where lanes have parted, by the lanes

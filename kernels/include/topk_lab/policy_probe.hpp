@@ -1,6 +1,7 @@
 // Lets the host ask a code object which policies it was compiled with (topk_lab/schedules.py holds the
 // copy that a test compares).
 #pragma once
+#include <topk_lab/delegate_policy.hpp>
 #include <topk_lab/one_block_policy.hpp>
 #include <topk_lab/policy.hpp>
 #include <topk_lab/shared_histogram_policy.hpp>
@@ -12,7 +13,7 @@ struct PolicyProbeParams {
   const int32_t* queries;  // (num_queries, 4): schedule, num_rows, num_cols, row_len
   int32_t* splits;         // (num_queries, 2): max_splits, active_splits
   // (num_policies, 11) of a TopKPolicy, 4 of a StashPolicy, 2 of a OneBlockPolicy, 4 of a
-  // SharedHistogramPolicy
+  // SharedHistogramPolicy, 9 of a DelegatePolicy: its fields and what follows from them
   int32_t* fields;
   int32_t num_queries;
   int32_t num_policies;
@@ -95,6 +96,24 @@ __device__ __forceinline__ void probe_shared_histogram_policy(const PolicyProbeP
   fields[1] = Policy.tie_capacity;
   fields[2] = Policy.rank_limit;
   fields[3] = Policy.max_k;
+}
+
+static_assert(sizeof(DelegatePolicy) == 6 * 4, "a new field has to be probed too");
+
+template <DelegatePolicy Policy>
+__device__ __forceinline__ void probe_delegate_policy(const PolicyProbeParams& params,
+                                                      int32_t row) {
+  if (blockIdx.x != 0 || threadIdx.x != 0 || row >= params.num_policies) return;
+  int32_t* fields = params.fields + 9 * row;
+  fields[0] = Policy.block_size;
+  fields[1] = Policy.blocks_per_unit;
+  fields[2] = Policy.segment;
+  fields[3] = Policy.quads;
+  fields[4] = Policy.held;
+  fields[5] = Policy.max_k;
+  fields[6] = segment_capacity<Policy>;
+  fields[7] = whole_columns<Policy>;
+  fields[8] = item_capacity<Policy>;
 }
 
 }  // namespace topk_lab

@@ -21,9 +21,13 @@ HIP_SHIM_DEVICE int hip_shim_shfl(int value, int lane) { return __shfl_sync(~0u,
 HIP_SHIM_DEVICE int hip_shim_shfl_up(int value, unsigned distance) {
   return __shfl_up_sync(~0u, value, distance);
 }
+HIP_SHIM_DEVICE int hip_shim_shfl_xor(int value, int mask) {
+  return __shfl_xor_sync(~0u, value, mask);
+}
 #define __ballot hip_shim_ballot
 #define __shfl hip_shim_shfl
 #define __shfl_up hip_shim_shfl_up
+#define __shfl_xor hip_shim_shfl_xor
 
 #define __HIP_MEMORY_SCOPE_AGENT 4
 template <class T>
@@ -95,6 +99,7 @@ static constexpr __device__ hip_shim::BlockIndex blockIdx{};
 static constexpr __device__ hip_shim::GridSize gridDim{};
 
 typedef float float4 __attribute__((ext_vector_type(4)));
+typedef unsigned uint4 __attribute__((ext_vector_type(4)));
 
 HIP_SHIM_DEVICE void __syncthreads() {
   __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup");
@@ -109,11 +114,17 @@ HIP_SHIM_DEVICE unsigned long long __ballot(int predicate) {
   return __builtin_amdgcn_ballot_w64(predicate != 0);
 }
 HIP_SHIM_DEVICE int __popcll(unsigned long long mask) { return __builtin_popcountll(mask); }
+HIP_SHIM_DEVICE int __popc(unsigned mask) { return __builtin_popcount(mask); }
+HIP_SHIM_DEVICE int __ffs(int x) { return __builtin_ffs(x); }
+HIP_SHIM_DEVICE int __ffsll(long long x) { return __builtin_ffsll(x); }
 HIP_SHIM_DEVICE int __clz(int x) { return x == 0 ? 32 : __builtin_clz(static_cast<unsigned>(x)); }
 HIP_SHIM_DEVICE unsigned __float_as_uint(float x) { return __builtin_bit_cast(unsigned, x); }
 HIP_SHIM_DEVICE float __uint_as_float(unsigned bits) { return __builtin_bit_cast(float, bits); }
 HIP_SHIM_DEVICE int __shfl(int value, int lane) {
   return __builtin_amdgcn_ds_bpermute(lane << 2, value);
+}
+HIP_SHIM_DEVICE int __shfl_xor(int value, int mask) {
+  return __builtin_amdgcn_ds_bpermute((static_cast<int>(__lane_id()) ^ mask) << 2, value);
 }
 HIP_SHIM_DEVICE int __shfl_up(int value, unsigned distance) {
   const int lane = static_cast<int>(__lane_id());

@@ -1,0 +1,222 @@
+// The bodies of the kernels of the delegate selection: each row is read once, and k segments of it again.
+//
+//   1. delegate_reduce: blocks of a row share its segments and write the greatest key of each, its
+//      delegate. They do nothing but read: no atomics, so that no logits cost more than others.
+//   2. delegate_select, one block a row: a cut is found that at least k delegates pass, and not many more
+//      (the k-th of the greatest keys of groups of them is one). Their segments are gathered.
+//   3. The logits that pass the cut are told apart, and the k best of them written.
+//
+// Why the answer is exact: at least k delegates pass the cut, hence at least k logits, and every logit that
+// passes lies in a segment whose delegate does. Where so many delegates are equal that their segments are
+// more than a block keeps, the cut becomes one key, T: all segments above it are taken, fewer than k, and
+// of those at it the lowest, to make k. Each of these has a logit at T, so that no more ties are wanted
+// than they hold; and they hold the lowest.
+//
+// Work and storage are bounded on every input: the delegates, length / segment of them, are passed over at
+// most most_passes_of_a_kind times beyond once; what is gathered, segment_capacity segments, stays in
+// registers. A row that fits there is read whole, by its block, and no delegates are made of it.
+//
+// Which of equal logits are kept is a function of the row alone, the lowest positions; the order of the
+// answer is not.
+#pragma once
+#include <topk_lab/answer.hpp>
+#include <topk_lab/delegate_lists.hpp>
+#include <topk_lab/row_bounds.hpp>
+
+namespace topk_lab {
+
+// Launch: grid (num_rows or more, blocks_per_row), reduce_block_size threads; before the kernel that
+// selects.
+template <int Segment>
+__device__ __forceinline__ void reduce_row(const DelegateParams& params) {
+  const TopKParams& call = params.paged.call;
+  const int32_t row = static_cast<int32_t>(blockIdx.x);
+  if (row >= call.num_rows) return;
+  const RowBounds bounds = row_bounds(call, row);
+  if (bounds.length <= call.k || bounds.length <= params.whole_columns) return;
+  const Segments<Segment> segments({row_logits(call, row, bounds), bounds.length});
+  constexpr uint32_t waves = reduce_block_size / wave_size;
+  const uint32_t wave = static_cast<uint32_t>(
+      wave_uniform(static_cast<int32_t>(blockIdx.y * waves + threadIdx.x / wave_size)));
+  reduce_segments(segments, params.delegates + static_cast<int64_t>(row) * params.delegates_stride,
+                  wave, waves * static_cast<uint32_t>(params.blocks_per_row));
+}
+
+// Launch: grid (num_rows), Policy.block_size threads; 1 <= k <= Policy.max_k; whole_columns are the
+// policy's.
+template <DelegatePolicy Policy, bool Traced>
+__device__ __forceinline__ void select_by_delegates(const DelegateParams& params) {
+  const TopKParams& call = params.paged.call;
+  __shared__ DelegateStorage<Policy> storage;
+  DelegateStorage<Policy>& lds = addressed_once(storage);
+  const int32_t row = static_cast<int32_t>(blockIdx.x);
+  const int32_t k = call.k;
+  const uint32_t thread = threadIdx.x;
+  PassRecords<Traced> records{};
+  if constexpr (Traced) {
+    records.next = call.trace + static_cast<int64_t>(row) * num_delegate_passes;
+  }
+  // Delegates are read before the length is known, as far as shapes say that there is room for them.
+  const uint32_t* of_row = params.delegates + static_cast<int64_t>(row) * params.delegates_stride;
+  KeptDelegates<Policy> kept_delegates;
+  if (call.num_cols > whole_columns<Policy>) {
+    kept_delegates.load(of_row, static_cast<uint32_t>(params.delegates_stride));
+  }
+  if (thread < range_bins) {
+    lds.histograms[0][thread] = 0;
+    lds.histograms[1][thread] = 0;
+  }
+  if (thread == 0) {
+    lds.num_segments = 0;
+    lds.num_items = 0;
+    lds.num_written = 0;
+    lds.num_ties = 0;
+  }
+  const RowBounds bounds = row_bounds(call, row);
+  const RowSlice slice{row_logits(call, row, bounds), bounds.length};
+  const auto write = [&](int32_t slot, uint32_t position) {
+    write_paged_slot(params.paged, row, slot, static_cast<int32_t>(position), slice.logits);
+  };
+  if (slice.length <= k) {
+#pragma unroll 1
+    for (int32_t i = static_cast<int32_t>(thread); i < k; i += Policy.block_size) {
+      write(i, i < slice.length ? i : ~0u);
+    }
+    return;
+  }
+  const auto record_end = [&]() {
+    if constexpr (Traced) {
+      if (records.number > 0 && thread == 0) (records.next - 1)->emitted = k;
+    }
+  };
+
+  const Segments<Policy.segment> segments(slice);
+  const bool whole = slice.length <= whole_columns<Policy>;
+  const Delegates<Policy> delegates{of_row, whole ? 0u : segments.count};
+  RowQuads<Policy> quads{segments, nullptr, (segments.length + segments.misplaced() + 3u) / 4u};
+  KeptRow<Policy> kept;
+  uint32_t greatest[num_groups<Policy>];
+  if (whole) {
+    kept.load(quads);
+    kept.greatest(greatest);
+  } else {
+    kept_delegates.limit(segments.count);
+    kept_delegates.greatest(delegates, greatest);
+  }
+
+  // The k-th of the groups' greatest keys is at most the k-th key, where so many groups have one. Four
+  // neighbours are in all of a thread's groups.
+  const uint32_t beside = segments.length < 4u ? segments.length : 4u;
+  const uint32_t fours = (whole ? segments.length - beside : segments.count) / 4u;
+  const uint32_t with_keys = fours < Policy.block_size ? fours : Policy.block_size;
+  const bool is_bounded = num_groups<Policy> * with_keys >= static_cast<uint32_t>(k);
+  KeyRange bound{0xffffffffu, 0u, 0, uncounted};
+#pragma unroll
+  for (int i = 0; i < num_groups<Policy>; ++i) {
+    bound.low = greatest[i] != 0u && greatest[i] < bound.low ? greatest[i] : bound.low;
+    bound.top = greatest[i] > bound.top ? greatest[i] : bound.top;
+  }
+  block_extremes(lds, bound.low, bound.top);
+  const uint32_t top = bound.top;
+  if (!is_bounded) {
+    bound.low = lowest_key;
+  } else if (!bound.is_one_key()) {
+    const Visited groups{[&](auto visit) {
+#pragma unroll
+      for (int i = 0; i < num_groups<Policy>; ++i) visit(greatest[i]);
+    }};
+    narrow_once(lds.histograms[0], groups, bound, k, true, 0, records);
+  }
+
+  // Segments whose delegates pass the bound; where they are too many, those of a narrower cut. Where that is
+  // one key, at first those above it alone.
+  KeyRange cut{bound.low, top, 0, uncounted};
+  int32_t at_cut = uncounted;
+  if (!whole) {
+    const bool may_fit = bound.low > lowest_key && !bound.is_one_key();
+    if (may_fit) list_segments(lds, delegates, kept_delegates, bound.low);
+    if (!may_fit || lds.num_segments > segment_capacity<Policy>) {
+      const Visited all{[&](auto visit) { kept_delegates.visit_all(delegates, visit); }};
+      narrow_range(
+          lds, all, cut, k,
+          [](const KeyRange& left) {
+            return left.inside <= segment_capacity<Policy> - left.above;
+          },
+          records);
+      if (cut.inside > segment_capacity<Policy> - cut.above) at_cut = k - cut.above;
+      if (thread == 0) lds.num_segments = 0;
+      __syncthreads();
+      list_segments(lds, delegates, kept_delegates,
+                    at_cut == uncounted ? cut.low : cut.low + 1u);
+    }
+    quads.listed = lds.segments;
+    quads.count = quads.in_segment * static_cast<uint32_t>(lds.num_segments);
+    kept.load(quads);
+  }
+
+  // Logits that pass the cut, told apart where they are few. Of a cut that is one key, those above it may
+  // do.
+  const bool is_one_key = at_cut != uncounted || cut.is_one_key() || (whole && bound.is_one_key());
+  const uint32_t floor = is_one_key ? cut.low + 1u : cut.low;
+  Marks<KeptRow<Policy>::count> marks{};
+  if (floor > lowest_key && floor <= greatest_finite_key) {
+    // A NaN is not less than anything, and passes.
+    const float least = key_logit(floor);
+    marks = kept.marks([&](int i) { return !(kept.logit(i) < least); });
+  } else if (floor == lowest_key && slice.length <= item_capacity<Policy>) {
+    marks = kept.marks([&](int i) { return kept.key(i) != 0u; });
+  }
+  list_items(lds, marks);
+  const int32_t num_items = lds.num_items;
+  if (num_items >= k && num_items <= item_capacity<Policy>) {
+#pragma unroll 1
+    for (int32_t i = static_cast<int32_t>(thread); i < num_items; i += Policy.block_size) {
+      const uint32_t position = kept.number_position(quads, lds.items[i]);
+      lds.items[i] = position;
+      lds.item_keys[i] = delegate_key(slice.logits[position]);
+    }
+    if (write_best_items(lds, KeyRange{floor, top, 0, num_items}, k, write, records)) {
+      record_end();
+      return;
+    }
+  }
+
+  // Otherwise all of it is told apart. Where more logits are equal than can be compared, the lowest of them
+  // are wanted, so that their segments have to rise.
+  KeyRange range{};
+  bool in_order = whole;
+  const int32_t expected = at_cut == uncounted ? lds.num_segments : k;
+#pragma unroll 1
+  for (;;) {
+    if (at_cut == uncounted || in_order) {
+      kept.load(quads);
+      range = {cut.low, top, 0, uncounted};
+      narrow_range(
+          lds, kept, range, k, [&](const KeyRange& left) { return can_be_compared(left, k); },
+          records);
+      if (in_order || can_be_compared(range, k)) break;
+    }
+    list_in_order(lds, delegates, cut.low, at_cut, expected);
+    in_order = true;
+    quads.count = quads.in_segment * static_cast<uint32_t>(expected);
+  }
+  record_end();
+  const bool takes_all = range.above + range.inside == k;
+  const uint32_t bar = takes_all ? range.low - 1u : range.top;
+  const auto winners = kept.marks([&](int i) { return kept.key(i) > bar; });
+  int32_t slot = reserve(&lds.num_written, winners.count());
+  winners.visit([&](uint32_t i) { write(slot++, kept.position(quads, i)); });
+  if (takes_all) return;
+  if (!can_be_compared(range, k)) {
+    write_equal(lds, quads, kept, range.low, range.above, k, write);
+    return;
+  }
+  const auto ties = kept.marks([&](int i) { return range.contains(kept.key(i)); });
+  ties.visit([&](uint32_t i) {
+    const uint32_t position = kept.position(quads, i);
+    add_tie(lds, delegate_key(slice.logits[position]), position);
+  });
+  write_best_ties(lds, range, k, write);
+}
+
+}  // namespace topk_lab

@@ -1,0 +1,210 @@
+// Step "choose": which segments are read again, which logits are told apart, and in which slots they go.
+#pragma once
+#include <topk_lab/kept_row.hpp>
+#include <topk_lab/narrow_range.hpp>
+
+namespace topk_lab {
+
+// Keys that a pass visits, by a function that visits them.
+template <class Each>
+struct Visited {
+  Each each;
+
+  template <class Visit>
+  __device__ __forceinline__ void visit(Visit visit) const {
+    each(visit);
+  }
+};
+template <class Each>
+Visited(Each) -> Visited<Each>;
+
+// Lists the segments whose delegates are at least `floor`, in no order. After (barrier included):
+// num_segments counts those that found no place too.
+template <DelegatePolicy Policy>
+__device__ __forceinline__ void list_segments(DelegateStorage<Policy>& lds,
+                                              const Delegates<Policy>& all,
+                                              const KeptDelegates<Policy>& kept, uint32_t floor) {
+  const auto marks = kept.at_least(floor);
+  int32_t place = reserve(&lds.num_segments, marks.count());
+  if (place < segment_capacity<Policy>) {
+    marks.visit([&](uint32_t i) {
+      if (place < segment_capacity<Policy>) lds.segments[place] = kept.segment(i);
+      ++place;
+    });
+  }
+  all.visit_runs(kept.runs * kept.in_run, [&](const uint4& four, uint32_t first) {
+    const uint32_t keys[4] = {four.x, four.y, four.z, four.w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if (keys[i] < floor) continue;
+      const int32_t own = atomicAdd(&lds.num_segments, 1);
+      if (own < segment_capacity<Policy>) lds.segments[own] = first + i;
+    }
+  });
+  __syncthreads();
+}
+
+// Lists in index order the segments whose delegates are above `cut`, and of those at the cut the first
+// `at_cut`: `expected` of them, no more than there is room for. Barrier included.
+template <DelegatePolicy Policy>
+__device__ __forceinline__ void list_in_order(DelegateStorage<Policy>& lds,
+                                              const Delegates<Policy>& all, uint32_t cut,
+                                              int32_t at_cut, int32_t expected) {
+  static_assert(4 * Policy.block_size < 1 << 15, "two counts share a sum");
+  int32_t above = 0;
+  int32_t equal = 0;
+  const auto wanted = [&](int32_t met) { return met < at_cut ? met : at_cut; };
+#pragma unroll 1
+  for (uint32_t run = 0; above + wanted(equal) < expected; run += all.in_run) {
+    const uint32_t first = run + 4u * threadIdx.x;
+    const uint4 four = all.load(first);
+    const uint32_t keys[4] = {four.x, four.y, four.z, four.w};
+    int32_t own = 0;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) own += keys[i] > cut ? 1 : keys[i] == cut ? 1 << 16 : 0;
+    const ScanResult scan = block_exclusive_sum(lds.scan, own);
+    int32_t above_before = above + (scan.exclusive & 0xffff);
+    int32_t equal_before = equal + (scan.exclusive >> 16);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if (keys[i] > cut || (keys[i] == cut && equal_before < at_cut)) {
+        lds.segments[above_before + wanted(equal_before)] = first + i;
+      }
+      above_before += keys[i] > cut ? 1 : 0;
+      equal_before += keys[i] == cut ? 1 : 0;
+    }
+    above += scan.total & 0xffff;
+    equal += scan.total >> 16;
+    __syncthreads();
+  }
+}
+
+// Moves the marked logits to the items. After (barrier included): num_items counts those that found no
+// place too.
+template <DelegatePolicy Policy>
+__device__ __forceinline__ void list_items(DelegateStorage<Policy>& lds,
+                                           const Marks<KeptRow<Policy>::count>& marks) {
+  int32_t place = reserve(&lds.num_items, marks.count());
+  marks.visit([&](uint32_t i) {
+    if (place < item_capacity<Policy>) lds.items[place] = KeptRow<Policy>::number(i);
+    ++place;
+  });
+  __syncthreads();
+}
+
+template <DelegatePolicy Policy>
+__device__ __forceinline__ void add_tie(DelegateStorage<Policy>& lds, uint32_t key,
+                                        uint32_t position) {
+  const int32_t place = atomicAdd(&lds.num_ties, 1);
+  lds.tie_keys[place] = key;
+  lds.tie_positions[place] = position;
+}
+
+// Writes the best of the ties that were added, which are all of the range, behind what is above it: of
+// equal ones those of the lowest positions.
+template <DelegatePolicy Policy, class Write>
+__device__ __forceinline__ void write_best_ties(const DelegateStorage<Policy>& lds,
+                                                const KeyRange& range, int32_t k, Write write) {
+  __syncthreads();
+  const int32_t tie = static_cast<int32_t>(threadIdx.x);
+  if (tie >= range.inside) return;
+  const uint32_t key = lds.tie_keys[tie];
+  const uint32_t position = lds.tie_positions[tie];
+  int32_t rank = 0;
+#pragma unroll 1
+  for (int32_t other = 0; other < range.inside; ++other) {
+    const uint32_t other_key = lds.tie_keys[other];
+    const bool better =
+        other_key > key || (other_key == key && lds.tie_positions[other] < position);
+    rank += better ? 1 : 0;
+  }
+  if (range.above + rank < k) write(range.above + rank, position);
+}
+
+// The k-th key of few enough items lies near their cut: bins are spent on that part of the range.
+inline constexpr int items_focus = 2;
+
+__device__ __forceinline__ bool can_be_compared(const KeyRange& range, int32_t k) {
+  return range.above + range.inside == k || range.inside <= compared_ties;
+}
+
+// Writes the k best of the items. Before: `range` holds all of them, k at least. Returns false, and has
+// written nothing, where more of them are equal than can be compared.
+template <DelegatePolicy Policy, bool Traced, class Write>
+__device__ __forceinline__ bool write_best_items(DelegateStorage<Policy>& lds, KeyRange range,
+                                                 int32_t k, Write write,
+                                                 PassRecords<Traced>& records) {
+  const int32_t num_items = range.inside;
+  const Visited items{[&](auto visit) {
+#pragma unroll 1
+    for (int32_t i = static_cast<int32_t>(threadIdx.x); i < num_items; i += Policy.block_size) {
+      visit(lds.item_keys[i]);
+    }
+  }};
+  const auto enough = [&](const KeyRange& left) { return can_be_compared(left, k); };
+  if (!enough(range) && !range.is_one_key()) {
+    narrow_once(lds.histograms[1], items, range, k, true, items_focus, records);
+  }
+  narrow_range(lds, items, range, k, enough, records);
+  if (!enough(range)) return false;
+  const bool takes_all = range.above + range.inside == k;
+#pragma unroll 1
+  for (int32_t first = 0; first < num_items; first += Policy.block_size) {
+    const int32_t i = first + static_cast<int32_t>(threadIdx.x);
+    const uint32_t key = i < num_items ? lds.item_keys[i] : 0u;
+    const bool inside = range.contains(key);
+    const bool wins = key > range.top || (takes_all && inside);
+    const unsigned long long lanes = __ballot(wins);
+    int32_t base = 0;
+    if (lane_index() == 0 && lanes != 0) base = atomicAdd(&lds.num_written, __popcll(lanes));
+    base = __shfl(base, 0);
+    if (wins) {
+      write(base + lanes_below(lanes), lds.items[i]);
+    } else if (inside) {
+      add_tie(lds, key, lds.items[i]);
+    }
+  }
+  if (!takes_all) write_best_ties(lds, range, k, write);
+  return true;
+}
+
+// Writes those of the kept logits that equal `cut`, the lowest positions first, from slot `above` on.
+// Before: the quads' positions rise.
+template <DelegatePolicy Policy, class Write>
+__device__ __forceinline__ void write_equal(DelegateStorage<Policy>& lds,
+                                            const RowQuads<Policy>& quads,
+                                            const KeptRow<Policy>& kept, uint32_t cut,
+                                            int32_t above, int32_t k, Write write) {
+#pragma unroll
+  for (int i = 0; i < Policy.quads; ++i) {
+    uint32_t bits = 0;
+#pragma unroll
+    for (int j = 0; j < 4; ++j) bits |= kept.key(4 * i + j) == cut ? 1u << j : 0u;
+    lds.tie_bits[quads.own_quad(i)] = static_cast<uint8_t>(bits);
+  }
+  __syncthreads();
+  // What lies before the first whole quad comes first, what lies behind the last comes last.
+  const bool beside = kept.key(kept.count - 1) == cut;
+  const int32_t head = block_count(lds, beside && threadIdx.x < 4);
+  const uint32_t first = threadIdx.x * Policy.quads;
+  int32_t own = 0;
+#pragma unroll 1
+  for (int i = 0; i < Policy.quads; ++i) own += __popc(lds.tie_bits[first + i]);
+  const ScanResult ties = block_exclusive_sum(lds.scan, own);
+  int32_t slot = above + head + ties.exclusive;
+#pragma unroll 1
+  for (int i = 0; i < Policy.quads && slot < k; ++i) {
+    uint32_t left = lds.tie_bits[first + i];
+    if (left == 0) continue;
+    const uint32_t position = quads.position(first + i);
+    for (; left != 0 && slot < k; left &= left - 1) {
+      write(slot++, position + static_cast<uint32_t>(__ffs(static_cast<int>(left)) - 1));
+    }
+  }
+  const unsigned long long lanes = __ballot(beside);
+  if (!beside) return;
+  slot = above + lanes_below(lanes) + (threadIdx.x < 4 ? 0 : ties.total);
+  if (slot < k) write(slot, kept.position_beside(quads.row));
+}
+
+}  // namespace topk_lab
