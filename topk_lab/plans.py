@@ -14,12 +14,17 @@ from typing import TYPE_CHECKING, Any
 
 from topk_lab.contract.words import TIE_BREAKS, check_word
 from topk_lab.schedules import (
+    DELEGATE_POLICIES,
     GENERIC_RANK_COUNT_COLUMNS,
+    DelegateChoice,
+    DelegatePolicy,
     OneBlockPolicy,
     SharedHistogramPolicy,
     StashPolicy,
     TopKPolicy,
     Variant,
+    delegate_blocks,
+    delegate_member,
     gate_refusal,
     max_splits,
     parse_variant,
@@ -29,11 +34,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 __all__ = [
+    "NUM_DELEGATE_PASSES",
     "NUM_DIGIT_PASSES",
     "NUM_PASSES",
     "NUM_SHARED_STEPS",
     "NUM_STEPS",
+    "STRUCTS",
     "Buffer",
+    "DelegateParams",
     "Launch",
     "PagedParams",
     "Paging",
@@ -41,17 +49,19 @@ __all__ = [
     "Shape",
     "SharedHistogramParams",
     "TopKParams",
+    "delegate_policy",
     "observed_splits",
     "plan",
     "workspace_bytes",
 ]
 
 # Records of a traced block: radix steps (vLLM lineage), passes (SGLang), passes of digits (AITER);
-# half bins and passes of digits (shared histogram).
+# half bins and passes of digits (shared histogram); passes over delegates and logits (delegate).
 NUM_STEPS = 4
 NUM_PASSES = 5
 NUM_DIGIT_PASSES = 3
 NUM_SHARED_STEPS = 4
+NUM_DELEGATE_PASSES = 22
 
 # A row's part of the workspace where blocks share its histogram.
 NUM_HALF_BINS = 4096
@@ -59,7 +69,9 @@ COUNTER_WORDS = 32
 ARRIVED_COUNTER = 1  # blocks of the row that have written all they have
 
 PAGE_TRANSFORM_BLOCK_SIZE = 256
-ORDERS = ("any", "index")  # as the kernels' Order
+REDUCE_BLOCK_SIZE = 256
+ORDER_BLOCK_SIZE = 512
+ORDERS = ("any", "index", "value")  # as the kernels' Order
 
 # Grids count threads in 32 bits on AMD devices, and blocks have up to 1024 of them.
 MAX_ROWS = 2**32 // 1024 - 1
@@ -118,9 +130,25 @@ class SharedHistogramParams(ctypes.Structure):
     )
 
 
-# Each begins with the one before it, so that a field has the same offset in all that have it.
-_STRUCTS = {
-    ctypes.sizeof(struct): struct for struct in (TopKParams, PagedParams, SharedHistogramParams)
+class DelegateParams(ctypes.Structure):
+    """The argument of the delegate selection's kernels: `PagedParams`, and behind it the delegates.
+
+    Of ``kernels/include/topk_lab/params.hpp``.
+    """
+
+    _fields_ = (
+        *PagedParams._fields_,
+        ("delegates", ctypes.c_uint64),
+        ("delegates_stride", ctypes.c_int64),
+        ("blocks_per_row", ctypes.c_int32),
+        ("whole_columns", ctypes.c_int32),
+    )
+
+
+# Each begins with a smaller one, and no two are of a size.
+STRUCTS = {
+    ctypes.sizeof(struct): struct
+    for struct in (TopKParams, PagedParams, SharedHistogramParams, DelegateParams)
 }
 
 
@@ -164,7 +192,7 @@ class Shape:
         Whether rows begin at columns of their own.
     tie_break : {"any", "lowest"}
         Which of equal logits are kept.
-    order : {"any", "index"}
+    order : {"any", "index", "value"}
         Of a row's answer.
     paging : Paging or None
         Whether slots of a paged cache are wanted.
@@ -215,8 +243,7 @@ class Launch:
     dynamic_lds : int
         Bytes beyond the kernel's static LDS.
     scalars : bytes
-        The kernel's struct, a `TopKParams`, `PagedParams` or `SharedHistogramParams`, with null
-        pointers.
+        The kernel's struct, one of `STRUCTS`, with null pointers.
     pointers : tuple of (str, Buffer)
         Which field points where.
     """
@@ -241,7 +268,7 @@ class Launch:
         bytes
             The struct of `scalars`, as the kernel takes it.
         """
-        params = _STRUCTS[len(self.scalars)].from_buffer_copy(self.scalars)
+        params = STRUCTS[len(self.scalars)].from_buffer_copy(self.scalars)
         for field, place in self.pointers:
             setattr(params, field, addresses[place.name] + place.offset)
         return bytes(params)
@@ -259,7 +286,7 @@ class Plan:
         Empty for a call without rows.
     max_splits : int
         Blocks that a row is given: the splits that the workspace holds of it, or those that share
-        its histogram.
+        its histogram; 1 where one selects.
     workspace_bytes : int
         As the function `workspace_bytes` says.
     trace_shape : tuple of int
@@ -278,6 +305,7 @@ def workspace_bytes(variant: str | Variant, num_rows: int, num_cols: int, k: int
 
     Where splits are merged: two (num_rows, max_splits, k) arrays of 4-byte items, indices, then
     logits. Where blocks share a histogram: histograms, counters and lists, so many for each row.
+    Where rows have delegates: these.
 
     Parameters
     ----------
@@ -289,13 +317,54 @@ def workspace_bytes(variant: str | Variant, num_rows: int, num_cols: int, k: int
     Returns
     -------
     int
-        0 where rows are never split, and no histogram is shared.
+        0 where rows are never split, and have no delegates, and no histogram is shared.
     """
     chosen = variant if isinstance(variant, Variant) else parse_variant(variant)
+    if isinstance(chosen.policy, DelegateChoice):
+        _, policy = delegate_policy(chosen, num_rows, num_cols, k)
+        return 4 * num_rows * _delegates_stride(policy, num_cols)
     if isinstance(chosen.policy, SharedHistogramPolicy):
         return 4 * num_rows * sum(words for _, words in _shared_workspace(chosen.policy))
     splits = max_splits(chosen, num_rows, num_cols)
     return 8 * num_rows * splits * k if splits > 1 else 0
+
+
+def delegate_policy(
+    chosen: Variant, num_rows: int, num_cols: int, k: int
+) -> tuple[str, DelegatePolicy]:
+    """The member that a call takes, and its policy.
+
+    Parameters
+    ----------
+    chosen : Variant
+        Of the delegate selection.
+    num_rows, num_cols, k : int
+        Shape of the call.
+
+    Returns
+    -------
+    str, DelegatePolicy
+
+    Raises
+    ------
+    ValueError
+        A member was asked for that doesn't take so large a k.
+    """
+    member = chosen.policy.member
+    if member == "by_shape":
+        member = delegate_member(num_rows, num_cols, k)
+    policy = DELEGATE_POLICIES[member]
+    if k > policy.max_k:
+        raise ValueError(f"k must be at most {policy.max_k} for {chosen}, got {k}")
+    return member, policy
+
+
+def _delegates_stride(policy: DelegatePolicy, num_cols: int) -> int:
+    """Delegates that a row has room for, wherever on a line it begins: a multiple of 4."""
+    if num_cols <= policy.whole_columns:
+        return 0
+    most = (num_cols + 2 * policy.segment - 2) // policy.segment
+    return -(-most // 4) * 4
 
 
 def _shared_workspace(policy: SharedHistogramPolicy) -> tuple[tuple[str, int], ...]:
@@ -324,10 +393,12 @@ def observed_splits(planned: Plan, workspace: Any, unwritten: int) -> Any:
     -------
     (num_rows,) int array or tensor
         Splits of the row that something was written to, or blocks that counted themselves among
-        those that have shared it; 0 where the row was never split.
+        those that have shared it, or 1 if the row has delegates; 0 where it was never split.
     """
     num_rows = planned.trace_shape[0]
     policy = planned.variant.policy
+    if isinstance(policy, DelegateChoice):
+        return (workspace.reshape(num_rows, 1, -1) != unwritten).any(axis=2).sum(axis=1)
     if isinstance(policy, SharedHistogramPolicy):
         begin = num_rows * NUM_HALF_BINS
         counters = workspace[begin : begin + num_rows * COUNTER_WORDS]
@@ -551,6 +622,61 @@ def _split_launches(chosen: Variant, shape: Shape, traced: bool) -> tuple[Launch
     return tuple(launches)
 
 
+def _delegate_launches(chosen: Variant, shape: Shape, traced: bool) -> tuple[Launch, ...]:
+    """Reduce, unless rows are kept whole; select; and put in order where one is wanted."""
+    member, policy = delegate_policy(chosen, shape.num_rows, shape.num_cols, shape.k)
+    stride = _delegates_stride(policy, shape.num_cols)
+    ordered = shape.order != "any"
+    params = DelegateParams.from_buffer_copy(
+        _paged_params(shape).ljust(ctypes.sizeof(DelegateParams), b"\0")
+    )
+    params.delegates_stride = stride
+    params.blocks_per_row = delegate_blocks(shape.num_rows, shape.num_cols)
+    params.whole_columns = policy.whole_columns
+    reads = _read_pointers(shape)
+    delegates = [("delegates", Buffer("workspace"))] if stride else []
+    written = _written_pointers(shape)
+    # Before they are in order, the indices stand where the answer's will, or its slots.
+    unordered = ("indices", Buffer("slots" if shape.indices_stride is None else "indices"))
+    trace = [("trace", Buffer("trace"))] if traced else []
+    launches = []
+    if stride:
+        dies = chosen.policy.dies
+        rows = -(-shape.num_rows // dies) * dies if shape.num_rows >= dies else shape.num_rows
+        launches.append(
+            Launch(
+                f"{chosen.name}_reduce_{policy.segment}",
+                (rows, params.blocks_per_row),
+                REDUCE_BLOCK_SIZE,
+                0,
+                bytes(params),
+                (*reads, *delegates),
+            )
+        )
+    launches.append(
+        Launch(
+            f"{chosen.name}_{member}_select" + ("_traced" if traced else ""),
+            (shape.num_rows, 1),
+            policy.block_size,
+            0,
+            bytes(params),
+            (*reads, *delegates, *([unordered] if ordered else written), *trace),
+        )
+    )
+    if ordered:
+        launches.append(
+            Launch(
+                f"{chosen.name}_order",
+                (shape.num_rows, 1),
+                ORDER_BLOCK_SIZE,
+                8 << (shape.k - 1).bit_length(),
+                _paged_params(shape),
+                (*reads, *written),
+            )
+        )
+    return tuple(launches)
+
+
 @dataclass(frozen=True)
 class _Lineage:
     """What the plans of a kind of policy have in common."""
@@ -564,9 +690,10 @@ class _Lineage:
 
 _LINEAGES = {
     TopKPolicy: _Lineage(_split_launches, 1, NUM_STEPS, TIE_BREAKS[:1], ORDERS[:1]),
-    StashPolicy: _Lineage(_stash_launches, 0, NUM_PASSES, TIE_BREAKS[:1], ORDERS),
-    OneBlockPolicy: _Lineage(_one_block_launches, 0, NUM_DIGIT_PASSES, TIE_BREAKS, ORDERS),
+    StashPolicy: _Lineage(_stash_launches, 0, NUM_PASSES, TIE_BREAKS[:1], ORDERS[:2]),
+    OneBlockPolicy: _Lineage(_one_block_launches, 0, NUM_DIGIT_PASSES, TIE_BREAKS, ORDERS[:2]),
     SharedHistogramPolicy: _Lineage(
         _shared_launches, 1, NUM_SHARED_STEPS, TIE_BREAKS[:1], ORDERS[:1]
     ),
+    DelegateChoice: _Lineage(_delegate_launches, 0, NUM_DELEGATE_PASSES, TIE_BREAKS, ORDERS),
 }

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from topk_lab import schedules
 from topk_lab.contract.words import ORDERS, TIE_BREAKS, check_word
 
-__all__ = ["VARIANTS", "VariantInfo", "gated", "resolve"]
+__all__ = ["VARIANTS", "Choice", "VariantInfo", "auto", "gated", "resolve"]
 
 EMULATED_TARGETS = ("gfx90a", "gfx942", "gfx950")
 DEVICE_TARGETS = ("hip", "cuda")
@@ -103,6 +103,14 @@ VARIANTS = {
             ("numba", *EMULATED_TARGETS, *DEVICE_TARGETS),
             schedules.POLICIES["shared_histogram"].max_k,
         ),
+        VariantInfo(
+            "delegate",
+            "ours: reads each row once, and k segments of it again; lowest index on ties",
+            ("numba", *EMULATED_TARGETS, *DEVICE_TARGETS),
+            schedules.POLICIES["delegate"].max_k,
+            ("any", "lowest"),
+            ("any", "index", "value"),
+        ),
         VariantInfo("torch", "baseline: torch.topk over order keys", ("torch",), None),
     )
 }
@@ -122,6 +130,62 @@ def gated(num_rows: int, num_cols: int, k: int) -> str:
     """
     refused = schedules.gate_refusal("vllm_k512", num_rows, num_cols, k)
     return "vllm_generic" if refused else "vllm_k512"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What ``variant="auto"`` stands for in a call, and why.
+
+    Attributes
+    ----------
+    variant, reason : str
+    """
+
+    variant: str
+    reason: str
+
+
+def auto(
+    platform: str,
+    num_rows: int,
+    num_cols: int,
+    k: int,
+    *,
+    tie_break: str = "any",
+    order: str = "any",
+) -> Choice:
+    """Choose a variant by the shape of a call and by what it is asked for, never by contents.
+
+    Parameters
+    ----------
+    platform : {"cpu", "cuda", "hip"}
+    num_rows, num_cols, k : int
+        Shape of the call.
+    tie_break, order : str
+        As for `resolve`.
+
+    Returns
+    -------
+    Choice
+
+    Notes
+    -----
+    The choice for CUDA devices is fitted to the records of an NVIDIA H200 in ``data/measured``
+    (experiments ``vllm_matrix`` and ``peer_shapes``). Of AMD devices no times are recorded, so that
+    the variants stand for themselves there that were published with some.
+    """
+    if platform == "cpu":
+        return Choice("reference", "it serves every call on the CPU")
+    most = schedules.POLICIES["delegate"].max_k
+    if k > most:
+        return Choice("aiter_one_block", f"it takes a k above {most}")
+    if platform == "cuda":
+        return Choice("delegate", "it was the fastest variant on an NVIDIA H200")
+    plain = tie_break == order == "any"
+    variant = gated(num_rows, num_cols, k)
+    if plain and not schedules.gate_refusal(variant, num_rows, num_cols, k):
+        return Choice(variant, "vLLM takes it for this shape; no times of AMD devices are recorded")
+    return Choice("delegate", f"{variant} does not make what is asked for")
 
 
 def resolve(variant: str, *, tie_break: str = "any", order: str = "any") -> VariantInfo:

@@ -1,9 +1,9 @@
 """Which policy does a variant have, and into how many splits does it cut a row?
 
-The truth is ``policy.hpp``, ``stash_policy.hpp``, ``one_block_policy.hpp`` and
-``shared_histogram_policy.hpp`` in ``kernels/include/topk_lab``; this module is the copy that plans
-and twins use. A test compares the two through the probe kernel of each code object, on every bound
-and on both sides of it.
+The truth is ``policy.hpp``, ``stash_policy.hpp``, ``one_block_policy.hpp``,
+``shared_histogram_policy.hpp`` and ``delegate_policy.hpp`` in ``kernels/include/topk_lab``; this
+module is the copy that plans and twins use. A test compares the two through the probe kernel of each
+code object, on every bound and on both sides of it.
 
 Source of the numbers: vLLM ``csrc/libtorch_stable/sampler.cu`` as of #56743; SGLang
 ``csrc/elementwise/deepseek_v4_topk.cu`` as of #36004, and ``topk_v2.cuh`` of SGLang 0.5.23; AITER
@@ -18,7 +18,10 @@ from dataclasses import dataclass
 
 __all__ = [
     "ABLATIONS",
+    "DELEGATE_POLICIES",
     "POLICIES",
+    "DelegateChoice",
+    "DelegatePolicy",
     "OneBlockPolicy",
     "Policy",
     "SharedHistogramPolicy",
@@ -27,6 +30,8 @@ __all__ = [
     "Variant",
     "ablations",
     "active_splits",
+    "delegate_blocks",
+    "delegate_member",
     "gate_refusal",
     "max_splits",
     "parse_variant",
@@ -44,6 +49,7 @@ OVERFLOWS = ("rescan", "drop")
 STASH_KIB = (40, 48, 128)
 BLOCK_SIZES = (256, 512, 768, 1024)  # of a block a row
 DIGIT_BITS = (11, 12)
+DIES = (1, 8)  # 8: MI300 and MI355X
 
 # With final_order="by_size", up to this many final items are ranked, more are sorted.
 RANK_COUNT_LIMIT = 128
@@ -228,7 +234,91 @@ class SharedHistogramPolicy:
         return True
 
 
-Policy = TopKPolicy | StashPolicy | OneBlockPolicy | SharedHistogramPolicy
+@dataclass(frozen=True)
+class DelegatePolicy:
+    """The named fields in which kernels of the delegate selection differ.
+
+    Attributes
+    ----------
+    block_size : int
+        Threads of the block that selects a row.
+    blocks_per_unit : int
+        Of which so many are meant to be on a multiprocessor of CUDA.
+    segment : int
+        Columns that one delegate stands for.
+    quads : int
+        16-byte loads of the row that a thread keeps.
+    held : int
+        Delegates that it keeps; what is beyond them is read again.
+    max_k : int
+        Largest k.
+    """
+
+    block_size: int
+    blocks_per_unit: int
+    segment: int
+    quads: int
+    held: int
+    max_k: int
+
+    @property
+    def segment_capacity(self) -> int:
+        """Segments that are gathered at most."""
+        return 4 * self.quads * self.block_size // self.segment
+
+    @property
+    def whole_columns(self) -> int:
+        """Columns of a row that is kept whole, however it is aligned."""
+        return 4 * self.quads * self.block_size - 3
+
+    @property
+    def item_capacity(self) -> int:
+        """Logits that are moved together before they are told apart."""
+        return 2048 if self.max_k <= 1024 else 3072 if self.max_k <= 2048 else 0
+
+
+DELEGATE_POLICIES = {
+    "k512": DelegatePolicy(512, 1, 16, 6, 16, 512),
+    "k512_long": DelegatePolicy(512, 1, 32, 12, 32, 512),
+    "k512_pair": DelegatePolicy(512, 2, 16, 6, 16, 512),
+    "k512_crowd": DelegatePolicy(256, 3, 16, 12, 16, 512),
+    "k1024": DelegatePolicy(512, 1, 16, 12, 16, 1024),
+    "k2048": DelegatePolicy(1024, 1, 8, 6, 16, 2048),
+    "k4096": DelegatePolicy(1024, 1, 8, 8, 4, 4096),
+}
+
+
+@dataclass(frozen=True)
+class DelegateChoice:
+    """Which kernels of the delegate selection a call takes, and how they are launched.
+
+    Attributes
+    ----------
+    member : str
+        A name of `DELEGATE_POLICIES`, or ``"by_shape"``: what `delegate_member` says.
+    dies : int
+        Rows are launched in multiples of so many where there are as many, so that blocks that go
+        round as many dies reduce a row on the die that selects from it.
+    max_k : int
+        Largest k.
+    """
+
+    member: str
+    dies: int
+    max_k: int
+
+    @property
+    def unsound_because(self) -> str | None:
+        """None: no policy of this lineage leaves a winner out."""
+        return None
+
+    @property
+    def sound(self) -> bool:
+        """True: every result is exact."""
+        return True
+
+
+Policy = TopKPolicy | StashPolicy | OneBlockPolicy | SharedHistogramPolicy | DelegateChoice
 
 _K512 = TopKPolicy(
     block_size=1024,
@@ -268,6 +358,7 @@ POLICIES: dict[str, Policy] = {
     "shared_histogram": SharedHistogramPolicy(
         block_size=1024, tie_capacity=2048, rank_limit=128, max_k=4096
     ),
+    "delegate": DelegateChoice(member="by_shape", dies=1, max_k=4096),
 }
 
 # No remedy for -inf: not counted apart, and sorted under pads that keep it exact.
@@ -312,6 +403,8 @@ ABLATIONS = {
     },
     "aiter_one_block": {"digit11": {"digit_bits": 11}},
     "shared_histogram": {},
+    # All of them are compiled: a plan takes one by the shape where none is asked for.
+    "delegate": {member: {"member": member} for member in DELEGATE_POLICIES},
 }
 
 
@@ -323,7 +416,7 @@ class Variant:
     ----------
     name : str
         Key of `POLICIES`.
-    policy : TopKPolicy, StashPolicy, OneBlockPolicy or SharedHistogramPolicy
+    policy : Policy
         The policy, with any field changed that the caller named.
     """
 
@@ -343,11 +436,11 @@ class Variant:
     @property
     def ablation(self) -> str | None:
         """Suffix of the compiled ablation with these changes; "" for none, None if not compiled."""
-        changes = self.changes
+        changes = _compiled(self.changes)
         if not changes:
             return ""
         for suffix, fields in ABLATIONS[self.name].items():
-            if _compiled(fields) == _compiled(changes):
+            if _compiled(fields) == changes:
                 return suffix
         return None
 
@@ -376,10 +469,11 @@ class Variant:
 
 
 def _compiled(changes: Mapping[str, object]) -> dict[str, object]:
-    """Changed fields as kernels know them: not how many splits a launch fixes."""
+    """Changed fields as kernels know them: not what a launch fixes."""
     return {
         name: value.partition("_")[0] if name == "splits" else value
         for name, value in changes.items()
+        if name != "dies"
     }
 
 
@@ -408,8 +502,9 @@ FIELD_WORDS = {
     "increments": INCREMENTS,
     "splits": ("k512", "h200", *(f"fixed_{count}" for count in range(1, MOST_FIXED_SPLITS + 1))),
     "overflow": OVERFLOWS,
+    "member": ("by_shape", *DELEGATE_POLICIES),
 }
-FIELD_NUMBERS = {"stash_kib": STASH_KIB, "digit_bits": DIGIT_BITS}
+FIELD_NUMBERS = {"stash_kib": STASH_KIB, "digit_bits": DIGIT_BITS, "dies": DIES}
 
 
 def _field_value(default: object, name: str, text: str, numbers: tuple[int, ...] | None) -> object:
@@ -508,6 +603,58 @@ def _shared_blocks(num_rows: int, columns: int) -> int:
         return 1
     share = SHARING_BLOCKS // max(num_rows, 1)
     return min(max(share, FEWEST_SHARING_BLOCKS), MOST_SHARING_BLOCKS)
+
+
+# Columns beyond which rows have fewer delegates, and rows beyond which blocks take turns: small ones
+# up to so many columns.
+DELEGATE_LONG_COLUMNS = 262_144
+DELEGATE_CROWD_ROWS = 128
+DELEGATE_CROWD_COLUMNS = 65_536
+
+DELEGATE_BLOCKS = 264  # that reduce, of all rows together: two for each multiprocessor of an H200
+TILE_COLUMNS = 8192  # of a turn of such a block, with 64 lanes a wave
+
+
+def delegate_member(num_rows: int, num_cols: int, k: int) -> str:
+    """The member of `DELEGATE_POLICIES` for a shape.
+
+    Fitted to an NVIDIA H200: rows of up to 262144 columns take a segment of 16, longer ones 32;
+    more rows than multiprocessors, smaller blocks.
+
+    Parameters
+    ----------
+    num_rows, num_cols, k : int
+        Shape of the call.
+
+    Returns
+    -------
+    str
+    """
+    for most, member in ((4096, "k4096"), (2048, "k2048"), (1024, "k1024")):
+        if most // 2 < k <= most:
+            return member
+    if num_cols > DELEGATE_LONG_COLUMNS:
+        return "k512_long"
+    if num_rows <= DELEGATE_CROWD_ROWS:
+        return "k512"
+    return "k512_crowd" if num_cols <= DELEGATE_CROWD_COLUMNS else "k512_pair"
+
+
+def delegate_blocks(num_rows: int, num_cols: int) -> int:
+    """Blocks that reduce a row's segments: a function of the shape alone.
+
+    Parameters
+    ----------
+    num_rows, num_cols : int
+        Shape of the call.
+
+    Returns
+    -------
+    int
+        At least 1, and no more than there are tiles for.
+    """
+    tiles = -(-num_cols // TILE_COLUMNS)
+    return max(1, min(-(-DELEGATE_BLOCKS // max(num_rows, 1)), tiles))
 
 
 def max_splits(variant: str | Variant, num_rows: int, num_cols: int) -> int:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from topk_lab import code_objects
 from topk_lab.driver.runtime import DriverError, open_runtime
-from topk_lab.plans import Launch, Plan, SharedHistogramParams
+from topk_lab.plans import STRUCTS, Launch, Plan
 
 __all__ = ["Device", "Prepared", "code_target", "launch", "open_device", "prepare"]
 
@@ -184,7 +184,7 @@ class _Block:
             table = (c_void_p * 1)(ctypes.addressof(params))
             pointers = [
                 (
-                    getattr(SharedHistogramParams, field).offset // 8,
+                    getattr(STRUCTS[len(launch.scalars)], field).offset // 8,
                     position[place.name],
                     place.offset,
                 )

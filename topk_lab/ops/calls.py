@@ -8,7 +8,7 @@ import torch
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from topk_lab.contract import MAX_COLUMNS, check_call, check_workspace
-from topk_lab.contract.words import INT32_MAX, positive_int
+from topk_lab.contract.words import INT32_MAX, TIE_BREAKS, positive_int
 from topk_lab.ops.operators import (
     MEMORY_TYPES,
     DeviceCall,
@@ -60,8 +60,9 @@ def topk(
     next_n : int, default 1
         Rows of a sequence, for 1-D `seq_lens`.
     variant : str, default "auto"
-        A name of `topk_lab.variants`. "auto" is ``reference`` for CPU tensors; on a device
-        ``vllm_k512`` inside its gate, else ``vllm_generic``.
+        A name of `topk_lab.variants`. "auto" chooses by shape and promises
+        (`topk_lab.registry.auto` says what and why): ``reference`` for CPU tensors, on a CUDA
+        device ``delegate`` as far as it goes.
     tie_break : {"any", "lowest"}
         Which of several equal logits at the cutoff are kept.
     order : {"any", "index", "value"}
@@ -334,7 +335,9 @@ def _resolve(key: tuple | None, question: _Question) -> _Resolved:
         raw_out=question.raw_out,
     )
     if variant == "auto":
-        variant = default_variant(logits.device, call.num_rows, call.num_cols, call.k)
+        variant = default_variant(
+            logits.device, call.num_rows, call.num_cols, call.k, tie_break, order
+        )
     refuse_variant(variant, logits.device, tie_break, order)
     refuse_shape(variant, call.num_rows, call.num_cols, call.k)
     required = workspace_bytes(variant, call.num_rows, call.num_cols, call.k)
@@ -410,8 +413,13 @@ def workspace_size(
         place = torch.device("cpu" if device is None else device)
     except (RuntimeError, TypeError) as error:
         raise ValueError(f"device must name a torch device, got {device!r}") from error
-    if variant == "auto":
-        variant = default_variant(place, num_rows, num_cols, k)
-    refuse_variant(variant, place, "any", "any")
-    refuse_shape(variant, num_rows, num_cols, k)
-    return workspace_bytes(variant, num_rows, num_cols, k)
+    # "auto" may stand for one variant or another, as promises are asked for.
+    chosen = (
+        {default_variant(place, num_rows, num_cols, k, promise, "any") for promise in TIE_BREAKS}
+        if variant == "auto"
+        else {variant}
+    )
+    for name in chosen:
+        refuse_variant(name, place, "any", "any")
+        refuse_shape(name, num_rows, num_cols, k)
+    return max(workspace_bytes(name, num_rows, num_cols, k) for name in chosen)

@@ -56,9 +56,13 @@ def workspace_bytes(variant: str, num_rows: int, num_cols: int, k: int) -> int:
     return plans.workspace_bytes(variant, num_rows, num_cols, k)
 
 
-def default_variant(device: torch.device, num_rows: int, num_cols: int, k: int) -> str:
+def default_variant(
+    device: torch.device, num_rows: int, num_cols: int, k: int, tie_break: str, order: str
+) -> str:
     """What "auto" stands for."""
-    return "reference" if device.type in ("cpu", "meta") else registry.gated(num_rows, num_cols, k)
+    platform = "cpu" if device.type in ("cpu", "meta") else "hip" if torch.version.hip else "cuda"
+    chosen = registry.auto(platform, num_rows, num_cols, k, tie_break=tie_break, order=order)
+    return chosen.variant
 
 
 def refuse_variant(variant: str, device: torch.device, tie_break: str, order: str) -> None:
