@@ -2,8 +2,8 @@
 
 The truth is ``policy.hpp``, ``stash_policy.hpp``, ``one_block_policy.hpp``,
 ``shared_histogram_policy.hpp`` and ``delegate_policy.hpp`` in ``kernels/include/topk_lab``; this
-module is the copy that plans and twins use. A test compares the two through the probe kernel of each
-code object, on every bound and on both sides of it.
+module is the copy that plans and twins use. A test compares the two through the probe kernel of
+each code object, on every bound and on both sides of it.
 
 Source of the numbers: vLLM ``csrc/libtorch_stable/sampler.cu`` as of #56743; SGLang
 ``csrc/elementwise/deepseek_v4_topk.cu`` as of #36004, and ``topk_v2.cuh`` of SGLang 0.5.23; AITER
@@ -605,8 +605,8 @@ def _shared_blocks(num_rows: int, columns: int) -> int:
     return min(max(share, FEWEST_SHARING_BLOCKS), MOST_SHARING_BLOCKS)
 
 
-# Columns beyond which rows have fewer delegates, and rows beyond which blocks take turns: small ones
-# up to so many columns.
+# Columns beyond which rows have fewer delegates; rows beyond which blocks take turns, small ones up
+# to so many columns.
 DELEGATE_LONG_COLUMNS = 262_144
 DELEGATE_CROWD_ROWS = 128
 DELEGATE_CROWD_COLUMNS = 65_536

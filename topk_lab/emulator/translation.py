@@ -377,7 +377,7 @@ class _Kernel:
                 self.prepared_source(text, kind, place, form, modifiers)
                 for place, (text, kind) in enumerate(sources)
             ]
-        if handler.name == "v_bitop3_b32":
+        if handler.name.startswith("v_bitop3_b"):
             immediate = int(modifiers.pop("bitop3", "0"), 0)
         selected = _SELECTIONS[modifiers.pop("dst_sel", "DWORD")]
         unused = _UNUSED_BITS[modifiers.pop("dst_unused", "UNUSED_PAD")]

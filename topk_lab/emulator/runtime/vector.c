@@ -421,22 +421,25 @@ HANDLER(v_mad_i64_i32) {
 }
 
 /* The immediate is the truth table; a, b, c are bits 2, 1, 0 of its index. */
-HANDLER(v_bitop3_b32) {
-  SOURCE(U32, a, o->src[0])
-  SOURCE(U32, b, o->src[1])
-  SOURCE(U32, c, o->src[2])
-  uint32_t *d = at(w, o->dst[0]);
-  uint32_t terms[8];
-  for (int i = 0; i < 8; ++i) terms[i] = -((uint32_t)o->immediate >> i & 1u);
-  ON_ACTIVE_LANES(VALUE(U32, a) VALUE(U32, b) VALUE(U32, c)
-                  const uint32_t low = (~b & ((~c & terms[0]) | (c & terms[1]))) |
-                                       (b & ((~c & terms[2]) | (c & terms[3])));
-                  const uint32_t high = (~b & ((~c & terms[4]) | (c & terms[5]))) |
-                                        (b & ((~c & terms[6]) | (c & terms[7])));
-                  const uint32_t r = (~a & low) | (a & high);
-                  WRITE_U32(d, l, r, mask);)
-  return o + 1;
-}
+#define BITOP3(name, bits)                                                                        \
+  HANDLER(name) {                                                                                 \
+    SOURCE(U32, a, o->src[0])                                                                     \
+    SOURCE(U32, b, o->src[1])                                                                     \
+    SOURCE(U32, c, o->src[2])                                                                     \
+    uint32_t *d = at(w, o->dst[0]);                                                               \
+    uint32_t terms[8];                                                                            \
+    for (int i = 0; i < 8; ++i) terms[i] = -((uint32_t)o->immediate >> i & 1u);                   \
+    ON_ACTIVE_LANES(VALUE(U32, a) VALUE(U32, b) VALUE(U32, c)                                     \
+                    const uint32_t low = (~b & ((~c & terms[0]) | (c & terms[1]))) |              \
+                                         (b & ((~c & terms[2]) | (c & terms[3])));                \
+                    const uint32_t high = (~b & ((~c & terms[4]) | (c & terms[5]))) |             \
+                                          (b & ((~c & terms[6]) | (c & terms[7])));               \
+                    const uint32_t r = ((~a & low) | (a & high)) & (bits);                        \
+                    WRITE_U32(d, l, r, mask);)                                                    \
+    return o + 1;                                                                                 \
+  }
+BITOP3(v_bitop3_b32, ~0u)
+BITOP3(v_bitop3_b16, 0xffffu)
 
 /* One word of each source pair: word `immediate & 1` of the first, `immediate >> 8` of the second. */
 HANDLER(v_pk_mov_b32) {
@@ -637,6 +640,7 @@ const struct entry vector_entries[] = {
   ROW(v_mad_u64_u32, "U64 MASK = U32 U32 U64")
   ROW(v_mad_i64_i32, "I64 MASK = I32 I32 I64")
   ROW(v_bitop3_b32, "U32 = U32 U32 U32")
+  ROW(v_bitop3_b16, "U16 = U16 U16 U16")
   ROW(v_pk_mov_b32, "U64 = U64 U64")
   ROW(v_swap_b32, "VGPR = VGPR")
   ROW(v_permlane32_swap_b32, "VGPR = VGPR")
