@@ -605,11 +605,11 @@ def _shared_blocks(num_rows: int, columns: int) -> int:
     return min(max(share, FEWEST_SHARING_BLOCKS), MOST_SHARING_BLOCKS)
 
 
-# Columns beyond which rows have fewer delegates; rows beyond which blocks take turns, small ones up
-# to so many columns.
-DELEGATE_LONG_COLUMNS = 262_144
+# Columns beyond which rows have fewer delegates; rows beyond which blocks take turns, and columns
+# between which these are small.
+DELEGATE_LONG_COLUMNS = 131_072
 DELEGATE_CROWD_ROWS = 128
-DELEGATE_CROWD_COLUMNS = 65_536
+DELEGATE_CROWD_COLUMNS = (12_285, 65_536)
 
 DELEGATE_BLOCKS = 264  # that reduce, of all rows together: two for each multiprocessor of an H200
 TILE_COLUMNS = 8192  # of a turn of such a block, with 64 lanes a wave
@@ -618,8 +618,8 @@ TILE_COLUMNS = 8192  # of a turn of such a block, with 64 lanes a wave
 def delegate_member(num_rows: int, num_cols: int, k: int) -> str:
     """The member of `DELEGATE_POLICIES` for a shape.
 
-    Fitted to an NVIDIA H200: rows of up to 262144 columns take a segment of 16, longer ones 32;
-    more rows than multiprocessors, smaller blocks.
+    Fitted to an NVIDIA H200: rows of up to 131072 columns have segments of 16, longer ones of 32;
+    where rows are about as many as multiprocessors or more, several blocks fit on one.
 
     Parameters
     ----------
@@ -637,7 +637,8 @@ def delegate_member(num_rows: int, num_cols: int, k: int) -> str:
         return "k512_long"
     if num_rows <= DELEGATE_CROWD_ROWS:
         return "k512"
-    return "k512_crowd" if num_cols <= DELEGATE_CROWD_COLUMNS else "k512_pair"
+    more_than, most = DELEGATE_CROWD_COLUMNS
+    return "k512_crowd" if more_than < num_cols <= most else "k512_pair"
 
 
 def delegate_blocks(num_rows: int, num_cols: int) -> int:

@@ -180,6 +180,24 @@ __device__ __forceinline__ void select_by_delegates(const DelegateParams& params
       return;
     }
   }
+  if (is_one_key && num_items < k && num_items <= item_capacity<Policy>) {
+    // They are among the k best, and what is left is equal: the lowest of it, so that segments have to
+    // rise.
+#pragma unroll 1
+    for (int32_t i = static_cast<int32_t>(thread); i < num_items; i += Policy.block_size) {
+      write(i, kept.number_position(quads, lds.items[i]));
+    }
+    if (!whole) {
+      const int32_t expected = at_cut == uncounted ? lds.num_segments : k;
+      __syncthreads();
+      list_in_order(lds, delegates, cut.low, at_cut, expected);
+      quads.count = quads.in_segment * static_cast<uint32_t>(expected);
+    }
+    kept.load(quads);
+    record_end();
+    write_equal(lds, quads, kept, cut.low, num_items, k, write);
+    return;
+  }
 
   // Otherwise all of it is told apart. Where more logits are equal than can be compared, the lowest of them
   // are wanted, so that their segments have to rise.

@@ -43,7 +43,7 @@ __device__ __forceinline__ float key_logit(uint32_t key) {
 
 // Where a range has both signs, most of its keys are those of tiny magnitudes. Those of less than
 // 2^-dead_octaves of the range's greatest magnitude are taken for one.
-inline constexpr uint32_t dead_octaves = 8;
+inline constexpr uint32_t dead_octaves = 3;
 inline constexpr uint32_t one_octave = 1u << 23;
 
 inline constexpr int range_bits = 8;
