@@ -12,7 +12,7 @@ import torch
 from tests.test_bench import SHORT, Calling, run_on
 from topk_lab import results, schedules, workloads
 from topk_lab.bench import EXPERIMENTS, Timing, candidates, graphs, matrix, measure, run
-from topk_lab.bench.device_logits import DRAWN, draw
+from topk_lab.bench.device_logits import draw
 from topk_lab.contract import find_violations
 from topk_lab.reference import exact
 
@@ -78,8 +78,8 @@ def test_the_profiled_pairs_are_72_of_the_cases():
 ENDS = np.array([1000, 1000, 997, 64, 9, 8, 1, 0], np.int32)
 
 
-@pytest.mark.parametrize("name", DRAWN)
-def test_drawn_logits_mask_as_many_columns_as_the_workload(name):
+@pytest.mark.parametrize("name", ["normal", "masked_blocks"])
+def test_drawn_logits_mask_as_many_blocks_as_the_workload(name):
     drawn = draw(name, ENDS, 1003, "cpu", seed=4).numpy()
     made = workloads.make(name, len(ENDS), 1003, row_ends=ENDS, poison="1e20")
     assert drawn.shape == made.shape
@@ -100,6 +100,38 @@ def test_drawn_logits_mask_as_many_columns_as_the_workload(name):
     assert not np.array_equal(drawn, draw(name, ENDS, 1003, "cpu", seed=5).numpy())
 
 
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("masked_random", {}),
+        ("masked_random", {"fraction": 0.9}),
+        ("masked_prefix", {}),
+        ("masked_prefix", {"finite": 10}),
+    ],
+)
+def test_drawn_logits_mask_as_many_columns_as_the_workload(name, arguments):
+    drawn = draw(name, ENDS, 1003, "cpu", **arguments).numpy()
+    made = workloads.make(name, len(ENDS), 1003, row_ends=ENDS, poison="1e20", **arguments)
+    masked, due = np.isneginf(drawn), np.isneginf(made)
+    assert masked.sum(axis=1).tolist() == due.sum(axis=1).tolist()
+    assert (drawn[made == 1e20] == 1e20).all()
+    if name == "masked_prefix":
+        assert np.array_equal(masked, due)
+    else:  # anywhere, and elsewhere in each row
+        assert not np.array_equal(masked[0], masked[1])
+        assert masked[0, :500].sum() == pytest.approx(masked[0, 500:1000].sum(), rel=0.2)
+
+
+def test_drawn_columns_are_reversed_as_a_cell_s():
+    whole = np.full(2, 900, np.int32)
+    drawn = draw("masked_prefix", whole, 900, "cpu", finite=10, columns_reversed=True)
+    finite = torch.isfinite(drawn)
+    assert finite[:, -10:].all()
+    assert finite.sum() == 20
+    with pytest.raises(ValueError, match="row_ends must be 1003 with columns_reversed, got 0"):
+        draw("masked_prefix", ENDS, 1003, "cpu", columns_reversed=True)
+
+
 def test_drawn_rows_are_chunked_without_a_trace(monkeypatch):
     whole = draw("masked_blocks", ENDS, 1003, "cpu")
     monkeypatch.setattr("topk_lab.bench.device_logits.CHUNK_ELEMENTS", 3 * 1003)
@@ -110,8 +142,12 @@ def test_drawn_rows_are_chunked_without_a_trace(monkeypatch):
 
 
 def test_what_can_not_be_drawn_is_refused():
-    with pytest.raises(ValueError, match="one of normal, masked_blocks here, got 'constant'"):
+    with pytest.raises(ValueError, match=r"one of normal, .*, masked_blocks here, got 'constant'"):
         draw("constant", ENDS, 1003, "cpu")
+    with pytest.raises(TypeError, match="of masked_prefix must be among finite here, got fraction"):
+        draw("masked_prefix", ENDS, 1003, "cpu", fraction=0.5)
+    with pytest.raises(TypeError, match="of normal must be among none here, got scale"):
+        draw("normal", ENDS, 1003, "cpu", scale=2.0)
     with pytest.raises(TypeError, match="row_ends must be int32, got float64"):
         draw("normal", ENDS + 0.5, 1003, "cpu")
     with pytest.raises(ValueError, match=r"row_ends must be in \[0, 900\], got 1000"):
