@@ -12,13 +12,21 @@ from topk_lab import workloads
 from topk_lab.bench.device import Device
 from topk_lab.bench.timing import Candidate, Effort, Timing, measure
 
-__all__ = ["AXES", "CELL_FIELDS", "Cell", "Experiment"]
+__all__ = ["AXES", "CELL_FIELDS", "Cell", "Experiment", "warm_calls"]
 
 CELL_FIELDS = (
     *("num_rows", "num_cols", "k", "next_n", "workload", "workload_args", "seed"),
     *("mode", "cache"),
 )
 AXES = ("num_rows", "num_cols", "k", "workload", "mode", "cache", "calls_per_graph", "variant")
+
+
+MOST_WARM_CALLS = 20
+
+
+def warm_calls(call_bytes: int, graph_bytes: int) -> int:
+    """Calls of a warm graph that reads about so much: of long rows a few outweigh its launch."""
+    return int(np.clip(graph_bytes // call_bytes, 2, MOST_WARM_CALLS))
 
 
 @dataclass(frozen=True)

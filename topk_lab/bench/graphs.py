@@ -14,7 +14,7 @@ import statistics
 import numpy as np
 
 from topk_lab.bench.candidates import Inputs, drawn_candidates, stand_for
-from topk_lab.bench.cells import Cell
+from topk_lab.bench.cells import Cell, warm_calls
 from topk_lab.bench.device import Device
 from topk_lab.bench.device_logits import draw
 from topk_lab.bench.ratios import TORCH
@@ -149,7 +149,7 @@ def policy_cells() -> list[Cell]:
             "graph",
             "warm",
             (*POLICY_VARIANTS, *fixed),
-            calls_per_graph=int(np.clip(GRAPH_BYTES // (4 * num_rows * length), 2, 20)),
+            calls_per_graph=warm_calls(4 * num_rows * length, GRAPH_BYTES),
         )
         for workload in ("normal", "masked_blocks")
         for num_rows in POLICY_ROWS

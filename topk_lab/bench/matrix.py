@@ -25,7 +25,7 @@ import numpy as np
 
 from topk_lab import results
 from topk_lab.bench.candidates import drawn_candidates
-from topk_lab.bench.cells import Cell
+from topk_lab.bench.cells import Cell, warm_calls
 from topk_lab.bench.device import Device
 from topk_lab.bench.timing import Candidate, Effort, Session, Timing
 from topk_lab.contract import row_ends_from
@@ -102,8 +102,7 @@ def _cell(arguments: dict[str, Any], cache: str) -> Cell:
     width = int(ends.max()) if arguments["buffer"] == "live" else K512_MAX_COLUMNS
     calls = None
     if cache == "warm":
-        # Of long rows a few calls outweigh the launch of their graph.
-        calls = int(np.clip(GRAPH_BYTES // (4 * int(ends.sum(dtype=np.int64))), 2, 20))
+        calls = warm_calls(4 * int(ends.sum(dtype=np.int64)), GRAPH_BYTES)
     return Cell(
         len(ends),
         width,
