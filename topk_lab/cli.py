@@ -396,7 +396,9 @@ def bench(experiment: str, axes: tuple[str, ...], shard: str, resume: bool, out:
     """Time EXPERIMENT on this machine's GPU: exactness first, then interleaved samples.
 
     EXPERIMENT is reference_shapes, neg_inf_contention, latency_vs_batch, peer_shapes, vllm_matrix,
-    profiled_pairs, graph_calls, graph_replay, split_policy, or host_overhead, which takes no axes.
+    profiled_pairs, graph_calls, graph_replay, split_policy, delegate_matrix, delegate_shapes,
+    delegate_rows, delegate_large_k, delegate_growth, delegate_members, or host_overhead, which
+    takes no axes.
     """
     from topk_lab import bench as benching
     from topk_lab import verify as verifying

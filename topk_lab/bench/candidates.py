@@ -8,7 +8,7 @@ writes the logits, and holds what a replay left behind against the logits.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -24,12 +24,15 @@ from topk_lab.contract import UNWRITTEN, find_violations, first_fault
 if TYPE_CHECKING:
     import torch
 
+    from topk_lab.plans import Plan
+
 __all__ = [
     "READS",
     "Inputs",
     "Make",
     "PageTables",
     "drawn_candidates",
+    "launched",
     "operator",
     "stand_for",
 ]
@@ -37,7 +40,7 @@ __all__ = [
 MOST_COPIES = 20  # of an input that a cold graph reads; small ones don't fill a cache
 
 Make: TypeAlias = "Callable[[torch.Tensor], tuple[Call, torch.Tensor]]"
-Columns: TypeAlias = "Callable[[torch.Tensor], torch.Tensor]"
+Turned: TypeAlias = "Callable[[torch.Tensor], torch.Tensor]"
 
 
 class Inputs:
@@ -102,7 +105,7 @@ class Inputs:
 
         return Candidate(calls, prepare, check_all, input_bytes=self.live_bytes)
 
-    def selection(self, make: Make, columns: Columns | None = None) -> Candidate:
+    def selection(self, make: Make, columns: Turned | None = None) -> Candidate:
         """Stand for a selection: its output is (num_rows, k) indices, held against the oracle.
 
         Where it is something else, `columns` turns it into indices.
@@ -120,17 +123,23 @@ class Inputs:
 
         return self._candidate(make, UNWRITTEN, check)
 
-    def read(self, make: Make) -> Candidate:
-        """Stand for a read kernel: its output is (num_rows, parts) maxima of parts of the rows."""
+    def read(
+        self, make: Make, as_maxima: Turned | None = None, poison: float = math.nan
+    ) -> Candidate:
+        """Stand for a read kernel: its output is (num_rows, parts) maxima of parts of the rows.
+
+        Where it is something else, `as_maxima` turns it into these, `poison` into NaN.
+        """
         greatest = self.logits.amax(dim=1).cpu().numpy()
 
-        def check(maxima: torch.Tensor) -> str | None:
+        def check(output: torch.Tensor) -> str | None:
+            maxima = output if as_maxima is None else as_maxima(output)
             wrong = np.flatnonzero(maxima.amax(dim=1).cpu().numpy() != greatest)
             if not wrong.size:
                 return None
             return f"{wrong.size} rows; row {wrong[0]}: its greatest logit was not found"
 
-        return self._candidate(make, math.nan, check)
+        return self._candidate(make, poison, check)
 
 
 def operator(
@@ -151,6 +160,35 @@ def operator(
         ops.topk(logits, k, row_ends=row_ends, variant=variant, out=out, workspace=workspace)
 
     return call, out
+
+
+def launched(plan: Plan, tensors: Mapping[str, torch.Tensor], device: Device) -> Call:
+    """What launches a plan by the driver, for what the operator has no word for.
+
+    Parameters
+    ----------
+    plan : Plan
+    tensors : mapping of str to tensor
+        Buffer name -> memory on the device.
+    device : Device
+
+    Returns
+    -------
+    callable
+    """
+    import torch
+
+    from topk_lab import driver
+
+    place = tensors["logits"].device
+    opened = driver.open_device(device.target, place.index)
+
+    def call() -> None:
+        # Taken anew: the call keeps the tensors themselves alive, not their addresses alone.
+        addresses = {name: tensor.data_ptr() for name, tensor in tensors.items()}
+        driver.launch(plan, addresses, opened, torch.cuda.current_stream(place).cuda_stream)
+
+    return call
 
 
 class PageTables:

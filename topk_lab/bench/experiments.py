@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from topk_lab import registry, results
-from topk_lab.bench import graphs, matrix
+from topk_lab.bench import delegate, graphs, matrix
 from topk_lab.bench.candidates import READS, Inputs, stand_for
 from topk_lab.bench.cells import CELL_FIELDS, Cell, Experiment
 from topk_lab.bench.contention import contention_cells
@@ -115,6 +115,55 @@ EXPERIMENTS = {
             graphs.read_bytes,
             effort=graphs.POLICY_EFFORT,
             arguments_are_axes=True,
+        ),
+        Experiment(
+            "delegate_matrix",
+            "How do the 1008 cases of the source compare with its change, and with delegates?",
+            delegate.matrix_cells,
+            matrix.matrix_candidates,
+            delegate.matrix_counters,
+            effort=matrix.MATRIX_EFFORT,
+            arguments_are_axes=True,
+        ),
+        Experiment(
+            "delegate_shapes",
+            "How close does the delegate selection come to the floor on the published shapes?",
+            delegate.shape_cells,
+            delegate.shape_candidates,
+            delegate.member,
+            effort=delegate.SHAPES_EFFORT,
+        ),
+        Experiment(
+            "delegate_rows",
+            "How much longer does the delegate selection take on adversarial rows?",
+            delegate.row_cells,
+            delegate.host_candidates,
+            delegate.member,
+            effort=matrix.MATRIX_EFFORT,
+        ),
+        Experiment(
+            "delegate_large_k",
+            "How does the delegate selection compare where k is 1024, 2048 or 4096?",
+            delegate.large_k_cells,
+            delegate.shape_candidates,
+            delegate.member,
+            effort=matrix.MATRIX_EFFORT,
+        ),
+        Experiment(
+            "delegate_growth",
+            "Does the time of the delegate selection grow with the bytes as the floor does?",
+            delegate.growth_cells,
+            delegate.shape_candidates,
+            delegate.member,
+            effort=matrix.MATRIX_EFFORT,
+        ),
+        Experiment(
+            "delegate_members",
+            "How much slower is the member that a shape is given than the best one?",
+            delegate.member_cells,
+            delegate.shape_candidates,
+            delegate.member,
+            effort=matrix.MATRIX_EFFORT,
         ),
     )
 }

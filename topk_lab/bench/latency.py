@@ -11,8 +11,8 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from topk_lab import code_objects, driver, plans
-from topk_lab.bench.candidates import READS, Inputs, Make, PageTables
+from topk_lab import code_objects, plans
+from topk_lab.bench.candidates import READS, Inputs, Make, PageTables, launched
 from topk_lab.bench.cells import Cell
 from topk_lab.bench.device import Call, Device
 from topk_lab.bench.timing import Candidate
@@ -105,16 +105,7 @@ def _make_held(variant: str, cell: Cell, device: Device, pages: PageTables) -> M
             "page_table": pages.tables,
             "slots": out,
         }
-        opened = driver.open_device(device.target, place.index)
-        made = _held(variant, cell, device)
-
-        def call() -> None:
-            # Taken anew: the call keeps the tensors themselves alive, not their addresses alone.
-            addresses = {name: tensor.data_ptr() for name, tensor in tensors.items()}
-            stream = torch.cuda.current_stream(place).cuda_stream
-            driver.launch(made, addresses, opened, stream)
-
-        return call, out
+        return launched(_held(variant, cell, device), tensors, device), out
 
     return make
 
