@@ -28,6 +28,7 @@ READS_OF = {
     "sglang_ablations": REPLAYED_READS,
     "aiter": REPLAYED_READS,
     "shared_histogram": REPLAYED_READS,
+    "delegate": REPLAYED_READS,
     "paging": 0,
 }
 

@@ -37,7 +37,7 @@ SCHEDULES = (
 )
 SOURCES = (
     *("vllm", "vllm_ablations", "vllm_remedies", "vllm_splits"),
-    *("sglang", "sglang_ablations", "aiter", "shared_histogram", "paging"),
+    *("sglang", "sglang_ablations", "aiter", "shared_histogram", "delegate", "paging"),
 )
 
 
@@ -217,6 +217,21 @@ def test_host_and_device_agree_on_the_blocks_that_share_a_row(amd_target):
     assert set(splits[:, 1].tolist()) == {1, 4, 5, 6, 7, 8, 9, 12, 16, 21, 32}
     due = (policy.block_size, policy.tie_capacity, policy.rank_limit, policy.max_k)
     np.testing.assert_array_equal(fields, [due, (UNWRITTEN,) * 4])
+
+
+def test_host_and_device_agree_on_every_delegate_policy(amd_target):
+    policies = list(schedules.DELEGATE_POLICIES.values())
+    queries = bound_queries()[:1]
+    splits, fields = probe("delegate", amd_target, queries, len(policies) + 1, num_fields=9)
+    expected = [
+        (
+            *dataclasses.astuple(policy),
+            *(policy.segment_capacity, policy.whole_columns, policy.item_capacity),
+        )
+        for policy in policies
+    ]
+    np.testing.assert_array_equal(fields, [*expected, (UNWRITTEN,) * 9])
+    assert (splits == UNWRITTEN).all()  # a row of this lineage is never split
 
 
 @pytest.mark.parametrize("target", targets.AMD_TARGETS)

@@ -4,8 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from topk_lab import schedules
 from topk_lab.plans import (
     Buffer,
+    DelegateParams,
     PagedParams,
     Paging,
     Shape,
@@ -21,6 +23,7 @@ STRUCTS = {
     TopKParams: (None, "params"),
     PagedParams: (TopKParams, "params"),
     SharedHistogramParams: (PagedParams, "shared_histogram_storage"),
+    DelegateParams: (PagedParams, "params"),
 }
 SGLANG = ("sglang_block512", "sglang_block1024")
 
@@ -48,6 +51,8 @@ def params_of(launch, written):
     struct = PagedParams if paged else TopKParams
     if launch.kernel.startswith("shared_histogram"):
         struct = SharedHistogramParams
+    if launch.kernel.startswith("delegate"):
+        struct = PagedParams if launch.kernel == "delegate_order" else DelegateParams
     assert len(written) == ctypes.sizeof(struct)
     return struct.from_buffer_copy(written)
 
@@ -60,8 +65,10 @@ def test_params_have_the_layout_that_the_kernels_assert():
     for name, _ in TopKParams._fields_:
         assert getattr(PagedParams, name).offset == getattr(TopKParams, name).offset
     assert ctypes.sizeof(SharedHistogramParams) == 192
-    for name, _ in PagedParams._fields_:
-        assert getattr(SharedHistogramParams, name).offset == getattr(PagedParams, name).offset
+    assert ctypes.sizeof(DelegateParams) == 184
+    for struct in (SharedHistogramParams, DelegateParams):
+        for name, _ in PagedParams._fields_:
+            assert getattr(struct, name).offset == getattr(PagedParams, name).offset
 
 
 @pytest.mark.parametrize("struct", list(STRUCTS))
@@ -79,7 +86,7 @@ def test_params_are_the_headers_field_by_field(struct):
         (name, ctypes.c_uint64 if star else types[word]) for word, star, name in declared
     ]
     stated = re.findall(rf"offsetof\({struct.__name__}, (\w+)\) == (\d+)", header)
-    assert len(stated) == 4
+    assert len(stated) in (2, 4)
     for name, offset in stated:
         assert getattr(struct, name).offset == int(offset)
     assert f"sizeof({struct.__name__}) == {ctypes.sizeof(struct)}" in header
@@ -150,7 +157,8 @@ def test_ablations_and_traces_are_kernels_of_their_own():
 
 def test_no_rows_means_no_launch():
     assert plan("vllm_k512", shape(num_rows=0)).launches == ()
-    lineages = (*SGLANG, "aiter_one_block", "shared_histogram", "vllm_k512", "vllm_generic")
+    own = ("shared_histogram", "delegate")
+    lineages = (*SGLANG, "aiter_one_block", *own, "vllm_k512", "vllm_generic")
     for variant in lineages:
         assert plan(variant, paged_shape(num_rows=0)).launches == ()
 
@@ -453,6 +461,13 @@ def test_equal_shapes_share_one_plan():
             r"^k must be in \[1, 4096\] for shared_histogram, got 4097$",
         ),
         ("shared_histogram", {"num_rows": 2**22}, "num_rows must be at most 4194303, got 4194304"),
+        ("delegate", {"k": 4097}, r"^k must be in \[1, 4096\] for delegate, got 4097$"),
+        ("delegate", {"num_rows": 2**22}, "num_rows must be at most 4194303, got 4194304"),
+        (
+            "delegate[member=k512_pair]",
+            {"k": 513},
+            r"^k must be at most 512 for delegate\[member=k512_pair\], got 513$",
+        ),
         ("shared_histogram[tie_capacity=64]", {}, "is not compiled; it runs on target numba only"),
         ("aiter_one_block[block_size=512]", {}, "is not compiled; it runs on target numba only"),
         (
@@ -480,3 +495,97 @@ def test_a_promise_that_a_kernel_does_not_keep_is_not_planned():
     for variant in ("vllm_k512", *SGLANG, "shared_histogram"):
         with pytest.raises(ValueError, match=r"^tie_break must be one of any, got 'lowest'$"):
             plan(variant, shape(tie_break="lowest"))
+
+
+# ---- delegates -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "num_cols", "k", "member", "blocks"),
+    [
+        pytest.param(24, 12_285, 512, "k512", 0, id="kept-whole-by-a-block"),
+        pytest.param(24, 12_286, 512, "k512", 2, id="a-column-more"),
+        pytest.param(1, 131_072, 512, "k512", 16, id="no-more-blocks-than-tiles"),
+        pytest.param(1, 131_073, 1, "k512_long", 17, id="fewer-delegates-from-131073-columns"),
+        pytest.param(128, 65_536, 512, "k512", 3, id="as-many-rows-as-multiprocessors"),
+        pytest.param(129, 12_285, 512, "k512_pair", 0, id="two-blocks-on-each"),
+        pytest.param(129, 12_286, 512, "k512_crowd", 2, id="small-blocks-from-there-on"),
+        pytest.param(129, 65_536, 512, "k512_crowd", 3, id="three-small-blocks-on-each"),
+        pytest.param(384, 65_537, 512, "k512_pair", 1, id="two-again"),
+        pytest.param(384, 2**31 - 1, 512, "k512_long", 1, id="as-wide-as-can-be"),
+        pytest.param(500, 100_000, 513, "k1024", 1, id="k-above-512"),
+        pytest.param(2, 100_000, 1025, "k2048", 13, id="k-above-1024"),
+        pytest.param(2, 100_000, 4096, "k4096", 13, id="k-above-2048"),
+    ],
+)
+@pytest.mark.parametrize("traced", [False, True])
+def test_segments_are_reduced_then_a_block_selects(num_rows, num_cols, k, member, blocks, traced):
+    planned = plan("delegate", shape(num_rows=num_rows, num_cols=num_cols, k=k), traced=traced)
+    assert schedules.delegate_member(num_rows, num_cols, k) == member
+    policy = schedules.DELEGATE_POLICIES[member]
+    *reduce, select = planned.launches
+    suffix = "_traced" if traced else ""
+    assert (select.kernel, select.grid) == (f"delegate_{member}_select{suffix}", (num_rows, 1))
+    assert (select.block, select.dynamic_lds) == (policy.block_size, 0)
+    assert [(one.kernel, one.grid, one.block) for one in reduce] == (
+        [(f"delegate_reduce_{policy.segment}", (num_rows, blocks), 256)] if blocks else []
+    )
+    assert planned.trace_shape == (num_rows, 1, 22)
+    # A delegate for each segment that holds a column, wherever on a line the row begins.
+    most = -(-(num_cols + policy.segment - 1) // policy.segment)
+    stride = planned.workspace_bytes // (4 * num_rows)
+    assert planned.workspace_bytes == 4 * num_rows * stride
+    assert stride % 4 == 0
+    assert (most <= stride < most + 4) if blocks else stride == 0
+
+
+def test_delegates_are_the_workspace_and_whole_columns_the_members():
+    planned = plan("delegate", shape(num_cols=60_000))
+    for launch in planned.launches:
+        params = bound(launch, "logits", "row_ends", "indices", "workspace", "trace")
+        assert params.delegates == 4000
+        assert (params.delegates_stride, params.blocks_per_row) == (3752, 8)
+        assert params.whole_columns == 4 * 6 * 512 - 3
+    assert planned.workspace_bytes == 4 * 24 * 3752
+
+
+def test_which_of_equal_logits_are_kept_changes_nothing_of_the_plan():
+    for num_cols in (10_000, 100_000):
+        asked = [
+            plan("delegate", shape(num_cols=num_cols, tie_break=tie_break)).launches
+            for tie_break in ("any", "lowest")
+        ]
+        assert asked[0] == asked[1]
+
+
+@pytest.mark.parametrize("order", ["index", "value"])
+@pytest.mark.parametrize("slots_only", [False, True])
+def test_an_order_is_made_in_a_launch_of_its_own(order, slots_only):
+    planned = plan("delegate", paged_shape(slots_only=slots_only, order=order))
+    reduce, select, ordered = planned.launches
+    assert reduce.kernel == "delegate_reduce_16"
+    assert (ordered.kernel, ordered.grid, ordered.block) == ("delegate_order", (24, 1), 512)
+    assert ordered.dynamic_lds == 8 * 512
+    # Until then the indices stand where the answer goes.
+    place = "slots" if slots_only else "indices"
+    assert dict(select.pointers)["indices"] == Buffer(place)
+    assert "page_table" not in dict(select.pointers)
+    assert "values" not in dict(select.pointers)
+    names = ["logits", "row_ends", "indices", "page_table", "slots"]
+    params = bound(ordered, *names)
+    assert_paged(params)
+    assert params.indices == (0 if slots_only else 3000)
+    assert params.order == ("any", "index", "value").index(order)
+    select_params = bound(select, *names, "workspace")
+    assert select_params.indices_stride == (params.slots_stride if slots_only else 520)
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "launched"), [(1, 1), (7, 7), (8, 8), (9, 16), (24, 24), (25, 32)]
+)
+def test_rows_are_reduced_in_multiples_of_the_dies(num_rows, launched):
+    wanted = shape(num_rows=num_rows)
+    reduce, select = plan("delegate[dies=8]", wanted).launches
+    assert reduce.grid[0] == launched
+    assert select.grid == (num_rows, 1)
+    assert plan("delegate", wanted).launches[0].grid[0] == num_rows
