@@ -52,18 +52,20 @@ __device__ __forceinline__ void select_by_delegates(const DelegateParams& params
   const int32_t row = static_cast<int32_t>(blockIdx.x);
   const int32_t k = call.k;
   const uint32_t thread = threadIdx.x;
-  PassRecords<Traced, Policy.block_size> records{};
+  PassRecords<Traced> records{};
   if constexpr (Traced) {
     records.next = call.trace + static_cast<int64_t>(row) * num_delegate_passes;
   }
-  // The first delegates are read before the length is known, as far as shapes say that there is room.
+  // Delegates are read before the length is known, as far as shapes say that there is room for them.
   const uint32_t* of_row = params.delegates + static_cast<int64_t>(row) * params.delegates_stride;
   KeptDelegates<Policy> kept_delegates;
   if (call.num_cols > whole_columns<Policy>) {
-    kept_delegates.load_first(of_row, static_cast<uint32_t>(params.delegates_stride));
+    kept_delegates.load(of_row, static_cast<uint32_t>(params.delegates_stride));
   }
-  clear_histogram(lds, 0);
-  clear_histogram(lds, 1);
+  if (thread < range_bins) {
+    lds.histograms[0][thread] = 0;
+    lds.histograms[1][thread] = 0;
+  }
   if (thread == 0) {
     lds.num_segments = 0;
     lds.num_items = 0;
@@ -98,7 +100,7 @@ __device__ __forceinline__ void select_by_delegates(const DelegateParams& params
     kept.load(quads);
     kept.greatest(greatest);
   } else {
-    kept_delegates.load_rest(delegates);
+    kept_delegates.limit(segments.count);
     kept_delegates.greatest(delegates, greatest);
   }
 

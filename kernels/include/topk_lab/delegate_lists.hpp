@@ -130,9 +130,10 @@ __device__ __forceinline__ bool can_be_compared(const KeyRange& range, int32_t k
 
 // Writes the k best of the items. Before: `range` holds all of them, k at least. Returns false, and has
 // written nothing, where more of them are equal than can be compared.
-template <DelegatePolicy Policy, class Write, class Records>
+template <DelegatePolicy Policy, bool Traced, class Write>
 __device__ __forceinline__ bool write_best_items(DelegateStorage<Policy>& lds, KeyRange range,
-                                                 int32_t k, Write write, Records& records) {
+                                                 int32_t k, Write write,
+                                                 PassRecords<Traced>& records) {
   const int32_t num_items = range.inside;
   const Visited items{[&](auto visit) {
 #pragma unroll 1

@@ -75,31 +75,26 @@ struct KeptDelegates {
   static constexpr uint32_t in_run = Delegates<Policy>::in_run;
   uint32_t keys[Policy.held];
 
-  // Reads the first of them before it is known how many there are: as far as there is room for delegates.
-  static constexpr int first_runs = runs < 2 ? runs : 2;
-  __device__ __forceinline__ void load_first(const uint32_t* delegates, uint32_t room) {
+  // Reads them before it is known how many there are: as far as there is room for delegates.
+  __device__ __forceinline__ void load(const uint32_t* delegates, uint32_t room) {
 #pragma unroll
-    for (int i = 0; i < first_runs; ++i) {
+    for (int i = 0; i < runs; ++i) {
       const uint32_t first = i * in_run + 4u * threadIdx.x;
       uint4 four{};
       if (first < room) four = *reinterpret_cast<const uint4*>(delegates + first);
-      keep(i, four);
+      keys[4 * i] = four.x;
+      keys[4 * i + 1] = four.y;
+      keys[4 * i + 2] = four.z;
+      keys[4 * i + 3] = four.w;
     }
   }
 
-  // Reads the others, and drops those of the first that aren't there.
-  __device__ __forceinline__ void load_rest(const Delegates<Policy>& all) {
+  // Drops those that aren't there.
+  __device__ __forceinline__ void limit(uint32_t count) {
 #pragma unroll
-    for (int i = 0; i < 4 * first_runs; ++i) keys[i] = segment(i) < all.count ? keys[i] : 0u;
-#pragma unroll
-    for (int i = first_runs; i < runs; ++i) keep(i, all.load(i * in_run + 4u * threadIdx.x));
-  }
-
-  __device__ __forceinline__ void keep(int run, const uint4& four) {
-    keys[4 * run] = four.x;
-    keys[4 * run + 1] = four.y;
-    keys[4 * run + 2] = four.z;
-    keys[4 * run + 3] = four.w;
+    for (int i = 0; i < Policy.held; ++i) {
+      keys[i] = i / 4 * in_run + 4u * threadIdx.x + i % 4 < count ? keys[i] : 0u;
+    }
   }
 
   // Greatest of each of the caller's groups, kept or not; 0 for none.

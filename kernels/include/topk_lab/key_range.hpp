@@ -46,7 +46,7 @@ __device__ __forceinline__ float key_logit(uint32_t key) {
 inline constexpr uint32_t dead_octaves = 3;
 inline constexpr uint32_t one_octave = 1u << 23;
 
-inline constexpr int range_bits = 9;
+inline constexpr int range_bits = 8;
 inline constexpr int range_bins = 1 << range_bits;
 
 // A monotone map of a range's keys onto range_bins bins: the distance below `top`, the dead zone skipped,

@@ -10,7 +10,7 @@ inline constexpr int most_passes_of_a_kind = 1 + (32 + range_bits - 1) / range_b
 inline constexpr int num_delegate_passes = 2 + 4 * most_passes_of_a_kind;
 
 // What each pass did, in traced kernels alone.
-template <bool Traced, int BlockSize>
+template <bool Traced>
 struct PassRecords {
   TraceStep* next;
   int32_t number = 0;
@@ -19,9 +19,7 @@ struct PassRecords {
   __device__ __forceinline__ void add(const int32_t* histogram, uint32_t low, int32_t bin,
                                       int32_t population, int32_t above) {
     if constexpr (Traced) {
-      for (int i = static_cast<int>(threadIdx.x); i < range_bins; i += BlockSize) {
-        next->histogram[i] = histogram[i];
-      }
+      if (threadIdx.x < range_bins) next->histogram[threadIdx.x] = histogram[threadIdx.x];
       if (threadIdx.x == 0) {
         next->step = number;
         next->prefix = low;
@@ -37,14 +35,6 @@ struct PassRecords {
     }
   }
 };
-
-template <DelegatePolicy Policy>
-__device__ __forceinline__ void clear_histogram(DelegateStorage<Policy>& lds, int which) {
-#pragma unroll
-  for (int bin = static_cast<int>(threadIdx.x); bin < range_bins; bin += Policy.block_size) {
-    lds.histograms[which][bin] = 0;
-  }
-}
 
 // The lowest and the greatest over the threads of a block. Before (barrier passed): nobody reads the
 // storage. After (barrier included): all threads know them; a barrier is due before it is used again.
@@ -114,10 +104,10 @@ __device__ __forceinline__ RankedBin find_ranked_bin(const int32_t* histogram, i
 
 // One pass. Before: the histogram is zero, by this barrier at the latest; the range's invariant holds, and
 // low < top. After: the range is what the threshold bin holds.
-template <class Keys, class Records>
+template <bool Traced, class Keys>
 __device__ __forceinline__ void narrow_once(int32_t* histogram, const Keys& keys, KeyRange& range,
                                             int32_t k, bool skip_tiny, int focus,
-                                            Records& records) {
+                                            PassRecords<Traced>& records) {
   const KeyBins bins = key_bins(range, skip_tiny, focus);
   keys.visit([&](uint32_t key) {
     if (range.contains(key)) atomicAdd(&histogram[bins.bin(key)], 1);
@@ -152,15 +142,15 @@ __device__ __forceinline__ void tighten(DelegateStorage<Policy>& lds, const Keys
 
 // Passes until enough(range) or the range is one key. Each begins with the keys that are there, and makes
 // the range 2^range_bits times smaller.
-template <DelegatePolicy Policy, class Keys, class Enough, class Records>
+template <DelegatePolicy Policy, bool Traced, class Keys, class Enough>
 __device__ __forceinline__ void narrow_range(DelegateStorage<Policy>& lds, const Keys& keys,
                                              KeyRange& range, int32_t k, Enough enough,
-                                             Records& records) {
+                                             PassRecords<Traced>& records) {
   bool skip_tiny = true;
 #pragma unroll 1
   while (!enough(range)) {
     __syncthreads();
-    clear_histogram(lds, 0);
+    if (threadIdx.x < range_bins) lds.histograms[0][threadIdx.x] = 0;
     tighten(lds, keys, range);
     if (range.is_one_key()) return;
     narrow_once(lds.histograms[0], keys, range, k, skip_tiny, 0, records);
