@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from topk_lab.contract.words import TIE_BREAKS, check_word
 from topk_lab.schedules import (
-    DELEGATE_POLICIES,
     GENERIC_RANK_COUNT_COLUMNS,
     DelegateChoice,
     DelegatePolicy,
@@ -24,7 +23,7 @@ from topk_lab.schedules import (
     TopKPolicy,
     Variant,
     delegate_blocks,
-    delegate_member,
+    delegate_policy,
     gate_refusal,
     max_splits,
     parse_variant,
@@ -49,7 +48,6 @@ __all__ = [
     "Shape",
     "SharedHistogramParams",
     "TopKParams",
-    "delegate_policy",
     "observed_splits",
     "plan",
     "workspace_bytes",
@@ -327,36 +325,6 @@ def workspace_bytes(variant: str | Variant, num_rows: int, num_cols: int, k: int
         return 4 * num_rows * sum(words for _, words in _shared_workspace(chosen.policy))
     splits = max_splits(chosen, num_rows, num_cols)
     return 8 * num_rows * splits * k if splits > 1 else 0
-
-
-def delegate_policy(
-    chosen: Variant, num_rows: int, num_cols: int, k: int
-) -> tuple[str, DelegatePolicy]:
-    """The member that a call takes, and its policy.
-
-    Parameters
-    ----------
-    chosen : Variant
-        Of the delegate selection.
-    num_rows, num_cols, k : int
-        Shape of the call.
-
-    Returns
-    -------
-    str, DelegatePolicy
-
-    Raises
-    ------
-    ValueError
-        A member was asked for that doesn't take so large a k.
-    """
-    member = chosen.policy.member
-    if member == "by_shape":
-        member = delegate_member(num_rows, num_cols, k)
-    policy = DELEGATE_POLICIES[member]
-    if k > policy.max_k:
-        raise ValueError(f"k must be at most {policy.max_k} for {chosen}, got {k}")
-    return member, policy
 
 
 def _delegates_stride(policy: DelegatePolicy, num_cols: int) -> int:

@@ -32,6 +32,7 @@ __all__ = [
     "active_splits",
     "delegate_blocks",
     "delegate_member",
+    "delegate_policy",
     "gate_refusal",
     "max_splits",
     "parse_variant",
@@ -270,6 +271,11 @@ class DelegatePolicy:
     def whole_columns(self) -> int:
         """Columns of a row that is kept whole, however it is aligned."""
         return 4 * self.quads * self.block_size - 3
+
+    @property
+    def num_groups(self) -> int:
+        """Groups of a thread's keys: in all four times `max_k`, if no thread needs more than 4."""
+        return next((few for few in (1, 2) if 4 * self.max_k <= few * self.block_size), 4)
 
     @property
     def item_capacity(self) -> int:
@@ -639,6 +645,36 @@ def delegate_member(num_rows: int, num_cols: int, k: int) -> str:
         return "k512"
     more_than, most = DELEGATE_CROWD_COLUMNS
     return "k512_crowd" if more_than < num_cols <= most else "k512_pair"
+
+
+def delegate_policy(
+    variant: str | Variant, num_rows: int, num_cols: int, k: int
+) -> tuple[str, DelegatePolicy]:
+    """The member that a call takes, and its policy.
+
+    Parameters
+    ----------
+    variant : str or Variant
+        Of the delegate selection, as `parse_variant` reads it.
+    num_rows, num_cols, k : int
+        Shape of the call.
+
+    Returns
+    -------
+    str, DelegatePolicy
+
+    Raises
+    ------
+    ValueError
+        A member was asked for that doesn't take so large a k.
+    """
+    member = _policy_of(variant).member
+    if member == "by_shape":
+        member = delegate_member(num_rows, num_cols, k)
+    policy = DELEGATE_POLICIES[member]
+    if k > policy.max_k:
+        raise ValueError(f"k must be at most {policy.max_k} for {variant}, got {k}")
+    return member, policy
 
 
 def delegate_blocks(num_rows: int, num_cols: int) -> int:
