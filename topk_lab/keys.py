@@ -36,6 +36,7 @@ __all__ = [
     "NAN_BITS",
     "NEG_INF_BITS",
     "NUM_BINS",
+    "NUM_DELEGATE_PASSES",
     "NUM_DIGIT_BINS",
     "NUM_DIGIT_PASSES",
     "NUM_HALF_BINS",
@@ -43,6 +44,7 @@ __all__ = [
     "NUM_SHARED_STEPS",
     "NUM_STEPS",
     "PAD_BITS",
+    "RANGE_BITS",
     "canonical_bits",
     "canonical_key",
     "coarse_bin",
@@ -66,6 +68,12 @@ NUM_DIGIT_PASSES = 3  # of the AITER lineage: 12 or 11 bits of the key each, the
 
 NUM_SHARED_STEPS = 4  # of a shared histogram: half bins, and up to three digits of the ties' keys
 NUM_HALF_BINS = 4096
+
+# Bits of a key's place in its range that a pass of the delegate selection fixes. One pass is over
+# groups, one over items with a focus; of delegates, items, and kept logits twice, each may take a
+# first one with a dead zone.
+RANGE_BITS = 9
+NUM_DELEGATE_PASSES = 2 + 4 * (1 + -(-32 // RANGE_BITS))
 
 # The one NaN: complement key 0, bin 0 in every step.
 NAN_BITS = np.uint32(0x7FFFFFFF)

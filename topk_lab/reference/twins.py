@@ -9,9 +9,15 @@ import numpy as np
 
 from topk_lab import schedules
 from topk_lab.contract.words import as_array, check_word
-from topk_lab.reference import aiter, sglang, shared_histogram, vllm
+from topk_lab.reference import aiter, delegate, sglang, shared_histogram, vllm
 from topk_lab.reference.trace_record import TRACE_STEP, Selection
-from topk_lab.schedules import OneBlockPolicy, SharedHistogramPolicy, StashPolicy, Variant
+from topk_lab.schedules import (
+    DelegateChoice,
+    OneBlockPolicy,
+    SharedHistogramPolicy,
+    StashPolicy,
+    Variant,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -44,7 +50,7 @@ def select(
     starts, ends : (num_rows,) int array, optional
         Live columns [start, end) of each row, within [0, num_cols]. Default: whole rows.
     tie_break : {"any", "lowest"}
-    order : {"any", "index"}
+    order : {"any", "index", "value"}
         Promises that the variant makes.
     trace : bool
         Also record every step: 16 KiB each.
@@ -56,15 +62,16 @@ def select(
     Raises
     ------
     TypeError, ValueError
-        As `vllm.select`, `sglang.select`, `aiter.select` and `shared_histogram.select`; a promise
-        that the variant does not make.
+        As `vllm.select`, `sglang.select`, `aiter.select`, `shared_histogram.select` and
+        `delegate.select`; a promise that the variant does not make.
     """
     if not isinstance(variant, Variant):
         variant = schedules.parse_variant(variant)
-    if isinstance(variant.policy, OneBlockPolicy):
-        return aiter.select(
-            variant, logits, k, starts, ends, tie_break=tie_break, order=order, trace=trace
-        )
+    for kind, lineage in ((OneBlockPolicy, aiter), (DelegateChoice, delegate)):
+        if isinstance(variant.policy, kind):
+            return lineage.select(
+                variant, logits, k, starts, ends, tie_break=tie_break, order=order, trace=trace
+            )
     check_word("tie_break", tie_break, ("any",))
     if isinstance(variant.policy, StashPolicy):
         return sglang.select(variant, logits, k, starts, ends, order=order, trace=trace)
