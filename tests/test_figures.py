@@ -207,6 +207,20 @@ def test_trace_of_a_shared_histogram_is_drawn_block_by_block_and_for_the_row():
     assert said[1:] == ["3 above, 400 in it, too many"] * 2
 
 
+def test_trace_of_the_delegate_selection_counts_keys_of_a_range():
+    row = np.full(40_000, -np.inf, np.float32)
+    row[:524] = np.random.default_rng(0).standard_normal(524)
+    drawn = figures.trace_histograms(figures.trace_bins(trace(row, 512, variant="delegate")))
+    assert [ax.get_title("left") for ax in drawn] == [
+        f"pass {number}: keys of a range, by their distance to its top"
+        for number in range(len(drawn))
+    ]
+    assert {ax.get_ylabel() for ax in drawn} == {"keys"}
+    said = [ax.get_title("right").rpartition(", ")[2] for ax in drawn]
+    assert said == ["more than are compared"] * (len(drawn) - 1) + ["few enough to compare"]
+    assert len(said) > 1
+
+
 def test_trace_draws_one_block_at_a_time():
     row = np.random.default_rng(0).standard_normal(20000).astype(np.float32)
     bins = figures.trace_bins(trace(row, 512, variant="vllm_k512"))

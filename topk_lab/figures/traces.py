@@ -16,6 +16,7 @@ from topk_lab.figures.style import (
     plain,
     require_columns,
 )
+from topk_lab.keys import NUM_DELEGATE_PASSES, RANGE_BITS
 
 if TYPE_CHECKING:
     import numpy as np
@@ -35,6 +36,7 @@ class _Step(NamedTuple):
     best_bin: int  # the first or the last
     unless_it_fits: str  # what its threshold bin is
     if_it_fits: str = "fits on chip"
+    counted: str = "logits"
 
 
 VLLM_STEPS = (
@@ -67,6 +69,19 @@ SHARED_STEPS = (
     ),
 )
 
+# Groups of keys, delegates, items or kept logits: which of them a record does not say.
+DELEGATE_PASSES = tuple(
+    _Step(
+        f"pass {number}: keys of a range, by their distance to its top",
+        1 << RANGE_BITS,
+        0,
+        "more than are compared",
+        "few enough to compare",
+        "keys",
+    )
+    for number in range(NUM_DELEGATE_PASSES)
+)
+
 
 def _digit_passes(digit_bits: int) -> tuple[_Step, ...]:
     """What the passes of the AITER lineage count: `digit_bits` each, the last what is left."""
@@ -89,6 +104,8 @@ def _counted(policy: Any) -> tuple[_Step, ...]:
         return _digit_passes(policy.digit_bits)
     if isinstance(policy, schedules.SharedHistogramPolicy):
         return SHARED_STEPS
+    if isinstance(policy, schedules.DelegateChoice):
+        return DELEGATE_PASSES
     return STASH_PASSES if isinstance(policy, schedules.StashPolicy) else VLLM_STEPS
 
 
@@ -105,7 +122,7 @@ def trace_bins(trace: Any) -> pd.DataFrame:
     pandas.DataFrame
         The columns of ``trace.frame()``, ``bin`` and ``count``; and of the step its ``title``,
         ``num_bins``, ``best_bin`` (the first or the last), ``unless_it_fits`` and ``if_it_fits``
-        (what its threshold bin is then).
+        (what its threshold bin is then), ``counted`` (what the bins hold).
     """
     import numpy as np
     import pandas as pd
@@ -149,7 +166,7 @@ def trace_histograms(
     frame : pandas.DataFrame
         As `trace_bins` returns it: ``block``, ``step``, ``bin``, ``count``, ``threshold_bin``,
         ``bin_size``, ``above``, ``fits``, ``title``, ``num_bins``, ``best_bin``,
-        ``unless_it_fits``, ``if_it_fits``.
+        ``unless_it_fits``, ``if_it_fits``, ``counted``.
     block : str, optional
         "row", "split 0", ..., "merge". Default: the last one.
     axes : sequence of Axes, optional
@@ -201,7 +218,7 @@ def _draw_histogram(ax: Axes, bins: pd.DataFrame) -> None:
     ax.set_ylim(0.5, max(counts.max() * 3, 10))
     ends = (-0.01 * num_bins, 1.01 * num_bins)
     ax.set_xlim(ends if best == 0 else ends[::-1])
-    ax.set_ylabel("logits", fontsize=9, color=INK)
+    ax.set_ylabel(first["counted"], fontsize=9, color=INK)
     ax.set_title(first["title"], loc="left", fontsize=9.5, color=INK)
     ax.set_title(_threshold_text(first), loc="right", fontsize=9, color=VERMILION)
     plain(ax, grid="y")
