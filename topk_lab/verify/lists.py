@@ -6,6 +6,7 @@ function of the row alone, and the steps of kernel and twin side by side.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from functools import partial
 from typing import Any, NamedTuple
@@ -52,6 +53,19 @@ SHARED_WORKLOADS = (
     ("beyond_fp16", {}),
     *(("pivot_bins", {"count": count}) for count in (128, 129, 2048, 2049)),
 )
+# Those that make the delegate selection tell apart items, or all that it keeps, once or twice, and
+# whose ties it compares or takes as they come.
+DELEGATE_WORKLOADS = (
+    *DIGIT_WORKLOADS,
+    ("few_values", {}),
+    ("relu_zeros", {}),
+    ("odd_one_out", {}),
+    ("infinities", {}),
+    ("beyond_fp16", {}),
+    ("masked_blocks", {}),
+    ("masked_prefix", {"finite": 300}),
+    *(("pivot_bins", {"count": count}) for count in (64, 65, 2048, 2049)),
+)
 
 
 class Rows(NamedTuple):
@@ -86,6 +100,19 @@ WORKLOAD_SHAPES = {
         Rows(3001, (2, 1, 0, 3000, 3001), 1),
         Rows(12_001, (12_001, 4097, 4096, 4095, 3), 4096),
         Rows(45_001, (45_001, 40_960, 40_959, 2049, 513, 512, 100)),
+    ),
+    # Of each member rows on both sides of what a block keeps whole, and of the delegates that it
+    # holds, as many rows and columns as let a call take that member. Where the second row ends with
+    # the buffer, it begins on another column of a line than the first, and has a delegate more.
+    "delegate": (
+        Rows(3001, (2, 1, 0, 3000, 3001), 1),
+        Rows(131_071, (131_071, 131_071, 12_286, 12_285, 2049, 513, 512, 100)),
+        Rows(524_400, (524_400, 24_574, 24_573, 513, 512)),
+        Rows(66_000, (66_000, 12_286, 12_285, 513, 512, *(9,) * 124)),
+        Rows(65_535, (65_535, 65_535, 12_286, 12_285, 513, 512, *(9,) * 123)),
+        Rows(131_201, (131_201, 24_574, 24_573, 2048, 1025, 1024), 1024),
+        Rows(131_202, (131_202, 24_574, 24_573, 3073, 3072, 2049, 2048), 2048),
+        Rows(45_001, (45_001, 32_766, 32_765, 4097, 4096), 4096),
     ),
 }
 
@@ -179,7 +206,17 @@ def _label(name: str, arguments: dict[str, Any]) -> str:
 
 def _shapes_of(variant: str) -> tuple[Rows, ...]:
     name = registry.resolve(variant).name
-    return WORKLOAD_SHAPES.get(name, WORKLOAD_SHAPES["vllm_k512"])
+    shapes = WORKLOAD_SHAPES.get(name, WORKLOAD_SHAPES["vllm_k512"])
+    if name != "delegate":
+        return shapes
+    # A member that is asked for has the shapes that take it anyway.
+    member = schedules.parse_variant(variant).policy.member
+    return tuple(
+        rows
+        for rows in shapes
+        if member
+        in ("by_shape", schedules.delegate_member(len(rows.lengths), rows.num_cols, rows.k))
+    )
 
 
 def workload_checks(variant: str, target: str, seed: int | None) -> Iterator[Check]:
@@ -216,14 +253,18 @@ def _stable_body(
 ) -> Finding:
     logits = _workload_logits(name, arguments, num_cols, row_ends)
     lengths = {"row_ends": row_ends}
-    due = targets.run("numba", "reference", logits, k, tie_break="lowest", order="index", **lengths)
-    for promises in ({"tie_break": "lowest"}, {"order": "index"}):
+    for order in registry.resolve(variant).orders:
+        promises = {"tie_break": "lowest"} if order == "any" else {"order": order}
+        due = targets.run("numba", "reference", logits, k, order=order, **lengths).indices
         outcome = targets.run(
             target, variant, logits, k, values=True, seed=seed, **promises, **lengths
         )
-        reason = violations(logits, outcome, lengths, tie_break="lowest", order="index")
-        if reason is None and not np.array_equal(outcome.indices, due.indices):
-            row = int((outcome.indices != due.indices).any(axis=1).argmax())
+        reason = violations(logits, outcome, lengths, **promises)
+        indices = outcome.indices
+        if order == "any":  # the lowest of equal logits, in any order; -1 stays behind them
+            indices = np.sort(indices.view(np.uint32)).view(np.int32)
+        if reason is None and not np.array_equal(indices, due):
+            row = int((indices != due).any(axis=1).argmax())
             reason = f"row {row} is not that of the reference"
         if reason:
             return Finding("wrong", reason, {}, outcome.code)
@@ -231,7 +272,7 @@ def _stable_body(
 
 
 def stable_checks(variant: str, target: str, seed: int | None) -> Iterator[Check]:
-    """Every workload, by either promise: the indices of the reference, in its order."""
+    """Every workload, by each promise: the indices of the reference, in the order asked for."""
     info = registry.resolve(variant)
     if info.name == "reference" or "lowest" not in info.tie_breaks:
         return
@@ -308,18 +349,21 @@ def trace_checks(variant: str, target: str, seed: int | None) -> Iterator[Check]
     """Kernel and twin side by side, step by step."""
     if target not in (*targets.AMD_TARGETS, *targets.DEVICE_TARGETS):
         return
-    num_cols, lengths, k = _shapes_of(variant)[-1]
-    row_ends = np.array(lengths, np.int32)
+    shapes = _shapes_of(variant)[-1:]
     policy = schedules.POLICIES[registry.resolve(variant).name]
     traced = TRACED_WORKLOADS if isinstance(policy, schedules.TopKPolicy) else STASH_WORKLOADS
     if isinstance(policy, schedules.OneBlockPolicy):
         traced = DIGIT_WORKLOADS
     elif isinstance(policy, schedules.SharedHistogramPolicy):
         traced = SHARED_WORKLOADS
-    for name, arguments in traced:
+    elif isinstance(policy, schedules.DelegateChoice):
+        # Each member is a kernel of its own.
+        traced, shapes = DELEGATE_WORKLOADS, _shapes_of(variant)
+    for (name, arguments), (num_cols, lengths, k) in itertools.product(traced, shapes):
+        row_ends = np.array(lengths, np.int32)
         yield Check(
             experiment="pass_by_pass",
-            id=_label(name, arguments),
+            id=_label(name, arguments) + (f"-{num_cols}" if len(shapes) > 1 else ""),
             target=target,
             variant=variant,
             num_rows=len(lengths),
