@@ -416,7 +416,7 @@ def test_a_drop_fails_at_one_more_than_it_holds():
         (
             "sglang",
             1,
-            "variant must be one of vllm_generic, vllm_k512, .*, shared_histogram, got 'sglang'",
+            "variant must be one of vllm_generic, vllm_k512, .*, delegate, got 'sglang'",
         ),
         (
             "sglang_block512[stash_kib=64]",

@@ -475,7 +475,7 @@ def test_generic_ranks_in_narrow_buffers_and_sorts_in_wide_ones():
             "vllm",
             (1, 8),
             1,
-            "variant must be one of vllm_generic, vllm_k512, .*, shared_histogram, got 'vllm'",
+            "variant must be one of vllm_generic, vllm_k512, .*, delegate, got 'vllm'",
         ),
     ],
 )
