@@ -1,5 +1,6 @@
 """Does kernels/README.md lead from every header to its twin, and state what is compiled?"""
 
+import dataclasses
 import importlib
 import re
 
@@ -7,7 +8,15 @@ import pytest
 from numba.core.registry import CPUDispatcher
 
 from topk_lab import plans, schedules, toolchain
-from topk_lab.reference import aiter, paging, sglang, shared_histogram, vllm
+from topk_lab.reference import (
+    aiter,
+    delegate,
+    key_range,
+    paging,
+    sglang,
+    shared_histogram,
+    vllm,
+)
 from topk_lab.reference.rows import RowKernel
 
 KERNELS = toolchain.kernels_folder()
@@ -78,7 +87,9 @@ def test_twins_have_the_names_of_the_steps(line):
 
 
 @pytest.mark.parametrize(
-    "module", [vllm, sglang, aiter, shared_histogram, paging], ids=lambda module: module.__name__
+    "module",
+    [vllm, sglang, aiter, shared_histogram, delegate, key_range, paging],
+    ids=lambda module: module.__name__,
 )
 def test_every_twin_is_named(module):
     prefix = module.__name__.removeprefix("topk_lab.") + "."
@@ -132,6 +143,43 @@ def test_launch_table_lists_what_plans_launch(paged):
         policy = plans if variant is None else schedules.POLICIES[variant]
         assert planned.pop(name) == (due, getattr(policy, threads)), name
     assert not planned
+
+
+@pytest.mark.parametrize("paged", [None, SLOTS], ids=["indices", "slots"])
+@pytest.mark.parametrize("order", ["any", "value"])
+@pytest.mark.parametrize("member", list(schedules.DELEGATE_POLICIES))
+def test_delegate_launch_table_lists_what_plans_launch(member, order, paged):
+    policy = schedules.DELEGATE_POLICIES[member]
+    shape = plans.Shape(8, 262_144, 512, 262_144, 512, order=order, paging=paged)
+    (lines,) = tables("delegate kernel")
+    due = []
+    for line in lines:
+        (name,) = code(line["delegate kernel"])
+        name = name.replace("<segment>", str(policy.segment)).replace("<member>", member)
+        assert line["grid"].startswith("(num_rows, ")
+        blocks = schedules.delegate_blocks(8, 262_144) if "`delegate_blocks`" in line["grid"] else 1
+        (threads,) = code(line["threads"])
+        owner = policy if hasattr(policy, threads) else plans
+        due.append((name, (8, blocks), getattr(owner, threads)))
+    planned = plans.plan(f"delegate[member={member}]", shape)
+    launched = [(launch.kernel, launch.grid, launch.block) for launch in planned.launches]
+    assert launched == (due[:-1] if order == "any" else due)
+
+
+def test_member_table_is_the_delegate_policies():
+    (lines,) = tables("member")
+    stated = {}
+    for line in lines:
+        assert line["for"]
+        stated[code(line["member"])[0]] = {
+            code(column)[0]: cell
+            for column, cell in line.items()
+            if column not in ("member", "for")
+        }
+    assert stated == {
+        member: {field: str(value) for field, value in dataclasses.asdict(policy).items()}
+        for member, policy in schedules.DELEGATE_POLICIES.items()
+    }
 
 
 @pytest.mark.parametrize("variant", list(schedules.POLICIES))
