@@ -72,7 +72,7 @@ NUM_HALF_BINS = 4096
 # Bits of a key's place in its range that a pass of the delegate selection fixes. One pass is over
 # groups, one over items with a focus; of delegates, items, and kept logits twice, each may take a
 # first one with a dead zone.
-RANGE_BITS = 9
+RANGE_BITS = 8
 NUM_DELEGATE_PASSES = 2 + 4 * (1 + -(-32 // RANGE_BITS))
 
 # The one NaN: complement key 0, bin 0 in every step.

@@ -17,7 +17,7 @@ cut: there threads take fours of delegates, or quads of the row, in turns.
 5. Otherwise all that are listed are told apart, and where more are equal at the k-th than can be
    compared, once more, with segments that rise.
 
-To tell keys apart means to narrow the range in which the k-th lies, 512 bins a pass, until what is
+To tell keys apart means to narrow the range in which the k-th lies, 256 bins a pass, until what is
 left is wanted whole or can be compared, each with each. The lowest indices win ties.
 
 Source: delegate-centric top-k is Gaihre et al., "Dr. Top-k" (SC 2021).

@@ -5,7 +5,7 @@ has the name of the device function that it mirrors, the same condition before i
 it. Keys are those of `topk_lab.keys.canonical_key`, which rise with the value.
 
 1. The ends of a range move to the lowest and the greatest key that is in it.
-2. Its keys are counted in 512 bins, the best first.
+2. Its keys are counted in 256 bins, the best first.
 3. The bin that holds the k-th key is the range of the next pass.
 """
 
