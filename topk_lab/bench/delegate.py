@@ -31,6 +31,7 @@ from topk_lab.bench.device import Call, Device
 from topk_lab.bench.device_logits import draw
 from topk_lab.bench.ratios import TORCH, published_shapes
 from topk_lab.bench.timing import Candidate, Effort
+from topk_lab.models import REDUCE
 from topk_lab.results import CACHES
 from topk_lab.schedules import DELEGATE_POLICIES, POLICIES, parse_variant
 
@@ -52,7 +53,6 @@ __all__ = [
     "shape_cells",
 ]
 
-REDUCE = "delegate_reduce"
 DELEGATE = "delegate"
 K = 512
 

@@ -8,7 +8,8 @@ change in the work of a block and of a wave is counted (`topk_lab.models.work`).
 meet at one bin, and what the remedies save, is `topk_lab.models.contention`. How speed-ups spread
 over many cells, and which cells lose, is `topk_lab.models.pairs`; what it costs that one captured
 graph serves every length is `topk_lab.models.graphs`. Intervals, here and in `topk_lab.bench`, are
-those of `topk_lab.models.bootstrap`.
+those of `topk_lab.models.bootstrap`. Where the time of the delegate selection goes is
+`topk_lab.models.delegate`, and whether it is as fast as was wanted, `topk_lab.models.bars`.
 
 Frames in, frames out: nothing here times anything, and only published tables are read.
 """
@@ -22,6 +23,7 @@ from topk_lab.models.arithmetic import (
     recorded_recall,
     step_share,
 )
+from topk_lab.models.bars import BARS, allowed_us, judge_bars
 from topk_lab.models.bootstrap import geomean
 from topk_lab.models.contention import (
     COUNTED,
@@ -35,6 +37,14 @@ from topk_lab.models.contention import (
     hot_bin_counts,
     remedies,
     striped_pads,
+)
+from topk_lab.models.delegate import (
+    LARGE_BYTES,
+    adversarial_ratios,
+    growth_slopes,
+    growth_times,
+    member_regret,
+    time_parts,
 )
 from topk_lab.models.graphs import graph_saving, idle_costs, replays, split_map, split_regret
 from topk_lab.models.occupancy import DEVICES, DeviceLimits, Occupancy, resident_blocks
@@ -51,21 +61,26 @@ from topk_lab.models.pairs import (
 from topk_lab.models.times import (
     FIT_TOLERANCE,
     FLAT_GROWTH,
+    REDUCE,
     THROUGHPUT_ELASTICITY,
     bandwidth_share,
     fit_waves,
     flatness,
+    is_read,
     speedups,
 )
-from topk_lab.models.work import work_by_block_size
+from topk_lab.models.work import traffic, work_by_block_size
 
 __all__ = [
+    "BARS",
     "COUNTED",
     "DEVICES",
     "FIT_TOLERANCE",
     "FLAT_GROWTH",
+    "LARGE_BYTES",
     "LOSING",
     "OPAQUE",
+    "REDUCE",
     "THROUGHPUT_ELASTICITY",
     "UNCOUNTED",
     "UNCROWDED",
@@ -74,7 +89,9 @@ __all__ = [
     "Occupancy",
     "StepShare",
     "ablation_steps",
+    "adversarial_ratios",
     "agreement",
+    "allowed_us",
     "bandwidth_share",
     "contention_costs",
     "distribution",
@@ -84,11 +101,16 @@ __all__ = [
     "flatness",
     "geomean",
     "graph_saving",
+    "growth_slopes",
+    "growth_times",
     "hot_bin",
     "hot_bin_counts",
     "idle_costs",
+    "is_read",
+    "judge_bars",
     "losing_cells",
     "losses_by_kernels",
+    "member_regret",
     "paired",
     "published_distribution",
     "published_recall",
@@ -103,5 +125,7 @@ __all__ = [
     "split_regret",
     "step_share",
     "striped_pads",
+    "time_parts",
+    "traffic",
     "work_by_block_size",
 ]

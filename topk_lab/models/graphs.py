@@ -9,13 +9,14 @@ and what a graph saves at all from those of ``graph_calls``.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from topk_lab import schedules
 from topk_lab.models.bootstrap import drawn_medians, fit_line, interval
+from topk_lab.models.pairs import side_by_side, timed_cells
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 __all__ = ["graph_saving", "idle_costs", "replays", "split_map", "split_regret"]
 
 FIXED = "fixed_"
-MEASURED = ("kind", "device", "recorded", "run", "cache", "k", "num_cols")
 MERGE, BLOCK = "a merge without work", "a block that returns at once"
 
 
@@ -76,31 +76,6 @@ def split_map(
     return pd.DataFrame(rows)
 
 
-def _exact(records: pd.DataFrame, experiment: str) -> pd.DataFrame:
-    """Cells of an experiment with a time, the last run's last."""
-    timed = records[
-        (records["experiment"] == experiment)
-        & (records["status"] == "ok")
-        & records["median_us"].notna()
-    ]
-    if timed.empty:
-        raise ValueError(f"records must hold times of {experiment}, got none")
-    return timed.sort_values("recorded", kind="stable")
-
-
-def _shapes(
-    timed: pd.DataFrame, place: Sequence[str]
-) -> Iterator[tuple[dict[str, Any], dict[str, dict[str, Any]]]]:
-    """Each shape with its variants by name, all of one run, the last."""
-    found: dict[tuple, tuple[dict[str, Any], dict[str, dict[str, Any]]]] = {}
-    for key, cells in timed.groupby([*MEASURED, *place], sort=False, dropna=False):
-        where = dict(zip((*MEASURED, *place), key, strict=True))
-        variants = {cell["variant"]: cell for cell in cells.to_dict("records")}
-        identity = tuple(where[name] for name in where if name not in ("recorded", "run"))
-        found[identity] = where, variants
-    yield from found.values()
-
-
 def split_regret(records: pd.DataFrame) -> pd.DataFrame:
     """Hold the time of each policy against the best fixed split count, and say what the rest is.
 
@@ -131,10 +106,10 @@ def split_regret(records: pd.DataFrame) -> pd.DataFrame:
     """
     import pandas as pd
 
-    timed = _exact(records, "split_policy")
+    timed = timed_cells(records, "split_policy")
     timed = timed.assign(length=[int(one["length"]) for one in timed["workload_args"]])
     rows = []
-    for where, variants in _shapes(timed, ("workload", "num_rows", "length")):
+    for where, variants in side_by_side(timed, ("length",)):
         known = {name: schedules.parse_variant(name) for name in variants}
         # A fixed count and a policy of splits are comparable where nothing else differs.
         splits = {
@@ -284,7 +259,7 @@ def replays(records: pd.DataFrame) -> pd.DataFrame:
     import pandas as pd
 
     rows = []
-    last = _exact(records, "graph_replay").drop_duplicates(
+    last = timed_cells(records, "graph_replay").drop_duplicates(
         ["kind", "device", "variant", "num_rows", "num_cols", "cache"], keep="last"
     )
     for cell in last.to_dict("records"):
@@ -342,7 +317,7 @@ def graph_saving(records: pd.DataFrame, *, draws: int = 2000, seed: int = 0) -> 
 
     place = ["kind", "device", "variant", "num_rows", "num_cols", "cache"]
     rows = []
-    for key, cells in _exact(records, "graph_calls").groupby(place, sort=True):
+    for key, cells in timed_cells(records, "graph_calls").groupby(place, sort=True):
         eager = cells[cells["mode"] == "eager"]["median_us"]
         points = cells[cells["mode"] == "graph"].drop_duplicates("calls_per_graph", keep="last")
         if len(points) < 3:

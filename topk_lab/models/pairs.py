@@ -5,7 +5,7 @@ Both times of a pair come from one run. Of a cell that was run more than once th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,6 +26,8 @@ __all__ = [
     "losses_by_kernels",
     "paired",
     "published_distribution",
+    "side_by_side",
+    "timed_cells",
 ]
 
 LOSING = 0.98
@@ -35,10 +37,69 @@ PLACE = (
     *("experiment", "kind", "target", "device", "num_rows", "num_cols", "k", "next_n"),
     *("workload", "seed", "mode", "cache", "calls_per_graph"),
 )
+SHAPE = ("kind", "device", "num_rows", "num_cols", "k", "workload", "cache")
 AXES = ("concurrency", "speculative_tokens", "context", "compression_ratio", "logits")
 CASE = ("context", "compression_ratio", "concurrency")
 SIDES = ("baseline", "candidate")
 RAGGED = "ragged"  # of the matrix: sequence b of B is as long as (b + 1) / B of the context
+
+
+def timed_cells(records: pd.DataFrame, experiment: str) -> pd.DataFrame:
+    """Cells of an experiment that have a time, the last recorded last.
+
+    Parameters
+    ----------
+    records : pandas.DataFrame
+        As `topk_lab.results.load` returns them.
+    experiment : str
+
+    Returns
+    -------
+    pandas.DataFrame
+
+    Raises
+    ------
+    ValueError
+        No such cell.
+    """
+    timed = records[
+        (records["experiment"] == experiment)
+        & (records["status"] == "ok")
+        & records["median_us"].notna()
+    ]
+    if timed.empty:
+        raise ValueError(f"records must hold times of {experiment}, got none")
+    return timed.sort_values("recorded", kind="stable")
+
+
+def side_by_side(
+    timed: pd.DataFrame,
+    more: Sequence[str] = (),
+    counts: Callable[[Set[str]], bool] = lambda names: True,
+) -> Iterator[tuple[dict[str, Any], dict[str, dict[str, Any]]]]:
+    """Each shape with the variants that were timed on it in one run, the last.
+
+    Parameters
+    ----------
+    timed : pandas.DataFrame
+        As `timed_cells` returns them.
+    more : sequence of str
+        Columns that tell shapes apart beside `SHAPE`.
+    counts : callable
+        Whether a run counts, by the names of the variants that it timed on a shape. Default: any.
+
+    Yields
+    ------
+    dict, dict
+        Where: ``run``, ``recorded`` and the columns; and each variant's cell by its name.
+    """
+    names = ("recorded", "run", *SHAPE, *more)
+    found: dict[tuple, tuple[dict[str, Any], dict[str, dict[str, Any]]]] = {}
+    for key, cells in timed.groupby(list(names), sort=False, dropna=False):
+        variants = {cell["variant"]: cell for cell in cells.to_dict("records")}
+        if counts(variants.keys()):
+            found[key[2:]] = dict(zip(names, key, strict=True)), variants
+    yield from found.values()
 
 
 def paired(records: pd.DataFrame, baseline: str, candidate: str) -> pd.DataFrame:

@@ -27,10 +27,12 @@ if TYPE_CHECKING:
 __all__ = [
     "FIT_TOLERANCE",
     "FLAT_GROWTH",
+    "REDUCE",
     "THROUGHPUT_ELASTICITY",
     "bandwidth_share",
     "fit_waves",
     "flatness",
+    "is_read",
     "speedups",
 ]
 
@@ -62,7 +64,14 @@ SAME_WAVES = "not identifiable: all rows take as many waves"
 
 GROUP = ["kind", "device", "variant", "k", "num_cols", "cache"]
 READ_PREFIX = "read_"
+REDUCE = "delegate_reduce"
+"""The delegate selection's first launch alone, as records name it: a read kernel of ours."""
 RESIDENT, UNITS = "resident_blocks", "units"
+
+
+def is_read(variant: str) -> bool:
+    """Whether a variant, as records spell it, does nothing but read the rows."""
+    return variant == REDUCE or variant.startswith(READ_PREFIX)
 
 
 def _timed(frame: pd.DataFrame, *, sweep_only: bool = True) -> pd.DataFrame:
@@ -338,7 +347,8 @@ def bandwidth_share(frame: pd.DataFrame) -> pd.DataFrame:
     Parameters
     ----------
     frame : pandas.DataFrame
-        Records; the occupancy axis is left out. Variants named ``read_...`` only read the rows.
+        Records; the occupancy axis is left out. Of some variants `is_read` says that they only
+        read the rows.
 
     Returns
     -------
@@ -353,7 +363,7 @@ def bandwidth_share(frame: pd.DataFrame) -> pd.DataFrame:
 
     cells = _timed(frame)
     place = ["run", "kind", "device", "num_rows", "num_cols", "cache"]
-    reads = cells["variant"].str.startswith(READ_PREFIX).astype(bool)
+    reads = cells["variant"].map(is_read).astype(bool)
     best = (
         cells[reads]
         .sort_values("median_us", kind="stable")

@@ -1,13 +1,20 @@
-"""What does a block do, and what does each of its waves, when it has more threads?"""
+"""What is counted of a selection: work by the size of its blocks, bytes by what the rows hold."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
+
+from topk_lab import schedules
 
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["work_by_block_size"]
+__all__ = ["TRAFFIC_SLACK", "traffic", "work_by_block_size"]
+
+TRAFFIC_SLACK = 0.05
+"""What lengths and the ends of segments may add to the traffic that the algorithm states."""
 
 # Name -> emulated counter, and what it is divided by.
 _WORK = {
@@ -77,3 +84,84 @@ def work_by_block_size(frame: pd.DataFrame) -> pd.DataFrame:
 def _listed(value: Any) -> bool:
     """Whether a counter has one number a launch."""
     return isinstance(value, list)
+
+
+def traffic(profiles: pd.DataFrame) -> pd.DataFrame:
+    """Say how many bytes a selection asks for, and how many lanes wait, on each workload.
+
+    Parameters
+    ----------
+    profiles : pandas.DataFrame
+        Records of ``profile``, as `topk_lab.results.load` returns them: emulated counts.
+
+    Returns
+    -------
+    pandas.DataFrame
+        A row for each target, shape, workload and variant: ``live_bytes`` of the rows; ``bytes``
+        that all launches read and write, and ``reads``, the same as a multiple of live_bytes;
+        ``bound``, what the delegate selection's should not pass, as such a multiple too (NaN for
+        others, and for rows that are kept whole), and whether it is ``within``;
+        ``serialized_lanes`` that find their address of LDS taken by an earlier lane of the wave;
+        ``global_atomic_lanes``; ``kind``.
+
+    Raises
+    ------
+    ValueError
+        No profile.
+
+    Notes
+    -----
+    The bound is ``(1 + 2 / s)`` times the live bytes, for a row is read once and its delegates, one
+    for each segment of s columns, are written and read; and the segments that a block can keep;
+    and `TRAFFIC_SLACK`. Whatever passes over delegates or segments again is beyond it.
+    """
+    import pandas as pd
+
+    found = profiles[(profiles["experiment"] == "profile") & (profiles["status"] == "ok")]
+    if found.empty:
+        raise ValueError("profiles must hold records of profile, got none")
+    place = ["target", "num_rows", "num_cols", "k", "workload", "variant"]
+    last = found.sort_values("recorded", kind="stable").drop_duplicates(place, keep="last")
+    rows = []
+    for cell in last.to_dict("records"):
+        counts = {name: sum(cell["counters"][name]) for name in _COUNTED}
+        live = 4 * int(cell["num_rows"]) * int(cell["num_cols"])
+        moved = counts["global_bytes_read"] + counts["global_bytes_written"]
+        bound = _traffic_bound(cell) / live
+        rows.append(
+            {name: cell[name] for name in place}
+            | {
+                "live_bytes": live,
+                "bytes": moved,
+                "reads": moved / live,
+                "bound": bound,
+                "within": None if math.isnan(bound) else moved / live <= bound,
+                "serialized_lanes": counts["lds_atomic_serialized_lanes"],
+                "global_atomic_lanes": counts["global_atomic_lanes"],
+                "kind": cell["kind"],
+            }
+        )
+    return pd.DataFrame(rows).sort_values(place, ignore_index=True)
+
+
+_COUNTED = (
+    *("global_bytes_read", "global_bytes_written"),
+    *("lds_atomic_serialized_lanes", "global_atomic_lanes"),
+)
+
+
+def _traffic_bound(cell: Mapping[str, Any]) -> float:
+    """Bytes that a delegate selection should not pass; NaN where none is stated."""
+    chosen = schedules.parse_variant(cell["variant"])
+    if not isinstance(chosen.policy, schedules.DelegateChoice):
+        return float("nan")
+    shape = (int(cell["num_rows"]), int(cell["num_cols"]), int(cell["k"]))
+    member = chosen.policy.member
+    if member == "by_shape":
+        member = schedules.delegate_member(*shape)
+    policy = schedules.DELEGATE_POLICIES[member]
+    if shape[1] <= policy.whole_columns:
+        return float("nan")
+    live = 4 * shape[0] * shape[1]
+    gathered = 4 * shape[0] * policy.segment_capacity * policy.segment
+    return (1 + TRAFFIC_SLACK) * ((1 + 2 / policy.segment) * live + gathered)
