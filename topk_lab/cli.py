@@ -321,7 +321,7 @@ def verify(variant: str, target: str, names: str, seed: int | None, record: Path
 @click.option("--rows", type=click.IntRange(min=1), default=1, show_default=True)
 @click.option("--cols", type=click.IntRange(min=1), required=True, help="Logits a row.")
 @click.option("--k", type=int, default=512, show_default=True, help="Indices a row.")
-@click.option("--workload", default="normal", show_default=True)
+@click.option("--workload", default="normal", show_default=True, help="Comma-separated, or all.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the workload.")
 @click.option("--record", type=click.Path(path_type=Path), help="Folder to append records to.")
 def profile(
@@ -336,19 +336,26 @@ def profile(
 ) -> None:
     """Count what the compiled code does, beside the rocprofv3 counters that must agree."""
     from topk_lab import profile as profiling
+    from topk_lab import verify as verifying
+    from topk_lab import workloads
 
     if target in profiling.HARDWARE_COUNTERS:
         _require_usable(target)
-    found = profiling.profile(variant, target, rows, cols, workload=workload, k=k, seed=seed)
-    click.echo(f"{found.variant} on {target}: {rows} rows of {cols}, k {k}, {workload}; emulated")
-    for line in profiling.lines(found):
-        click.echo(line)
-    if record is not None:
-        from topk_lab import verify as verifying
-
-        profiling.record(verifying.recorder(record, [target]), found)
-    if found.reason:
-        click.echo(f"topk-lab: {found.variant} on {target} is wrong: {found.reason}", err=True)
+    names = workloads.names() if workload == "all" else workload.split(",")
+    recorder = None if record is None else verifying.recorder(record, [target])
+    wrong = []
+    for name in names:
+        found = profiling.profile(variant, target, rows, cols, workload=name, k=k, seed=seed)
+        click.echo(f"{found.variant} on {target}: {rows} rows of {cols}, k {k}, {name}; emulated")
+        for line in profiling.lines(found):
+            click.echo(line)
+        if recorder is not None:
+            profiling.record(recorder, found)
+        if found.reason:
+            wrong.append(f"{found.variant} on {target} is wrong: {name}: {found.reason}")
+    for reason in wrong:
+        click.echo(f"topk-lab: {reason}", err=True)
+    if wrong:
         raise click.exceptions.Exit(FAILED)
 
 

@@ -159,9 +159,16 @@ def checks(
 
 
 def profiles(
-    mode: str, *, variants: Sequence[str], target: str, num_rows: int, num_cols: int, k: int
+    mode: str,
+    *,
+    variants: Sequence[str],
+    target: str,
+    num_rows: int,
+    num_cols: int,
+    k: int,
+    workloads: Sequence[str] = ("normal",),
 ) -> pd.DataFrame:
-    """Emulated counters of selections from normal rows, as ``topk-lab profile`` counts them.
+    """Emulated counters of selections, as ``topk-lab profile`` counts them.
 
     Parameters
     ----------
@@ -171,6 +178,8 @@ def profiles(
     target : {"gfx90a", "gfx942", "gfx950"}
     num_rows, num_cols, k : int
         Which of the committed profiles, or what is emulated now.
+    workloads : sequence of str, default ("normal",)
+        What the rows hold, with the arguments that a workload has by default.
 
     Returns
     -------
@@ -185,16 +194,24 @@ def profiles(
     if resolve(mode) == "replay":
         found = _committed("profile", timed=False)
         shape = {"target": target, "num_rows": num_rows, "num_cols": num_cols, "k": k}
-        for name, value in (shape | {"workload": "normal"}).items():
+        for name, value in shape.items():
             found = found[found[name] == value]
-        found = found[found["variant"].isin(list(variants))]
-        missing = sorted(set(variants) - set(found["variant"]))
+        due = [(variant, workload) for variant in variants for workload in workloads]
+        there = list(zip(found["variant"], found["workload"], strict=True))
+        missing = sorted(set(due) - set(there))
         if missing:
-            raise ValueError(f"variants must be among the recorded profiles, got {missing[0]!r}")
-        return found
+            variant, workload = missing[0]
+            raise ValueError(
+                f"variants must be among the recorded profiles, got {variant!r} on {workload}"
+            )
+        return found[[one in due for one in there]]
     from topk_lab import profile
 
     with _recorder([target]) as recorder:
         for variant in variants:
-            profile.record(recorder, profile.profile(variant, target, num_rows, num_cols, k=k))
+            for workload in workloads:
+                counted = profile.profile(
+                    variant, target, num_rows, num_cols, k=k, workload=workload
+                )
+                profile.record(recorder, counted)
         return results.load(recorder.destination)
