@@ -9,6 +9,13 @@ and device.
 
 from topk_lab.figures.contention import ablation_waterfall, ratio_heat_map, slot_map
 from topk_lab.figures.counts import counts_by_threads, recall_by_distribution
+from topk_lab.figures.delegate import (
+    growth_lines,
+    row_ratios,
+    shape_times,
+    time_parts,
+    traffic_by_workload,
+)
 from topk_lab.figures.graphs import (
     regret_heat_map,
     replay_timeline,
@@ -34,19 +41,24 @@ __all__ = [
     "claims_overview",
     "counts_by_threads",
     "exactness_grid",
+    "growth_lines",
     "latency_by_rows",
     "peers_times",
     "ratio_heat_map",
     "recall_by_distribution",
     "regret_heat_map",
     "replay_timeline",
+    "row_ratios",
+    "shape_times",
     "slot_map",
     "speedup_by_axis",
     "speedup_by_length",
     "speedup_distributions",
     "split_map",
+    "time_parts",
     "trace_bins",
     "trace_histograms",
     "trace_table",
+    "traffic_by_workload",
     "with_provenance",
 ]

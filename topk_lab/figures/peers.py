@@ -11,8 +11,9 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
 
-__all__ = ["peers_times"]
+__all__ = ["FLOOR_LABEL", "peers_times", "time_axis"]
 
+FLOOR_LABEL = "read each row once (floor)"
 FLOORS = ("read_once_floor", "one_empty_kernel", "two_empty_kernels")
 
 
@@ -41,7 +42,6 @@ def peers_times(frame: pd.DataFrame, *, time: str = "warm_us", ax: Axes | None =
         A missing column, or numbers of several kinds.
     """
     import seaborn
-    from matplotlib.ticker import LogLocator, NullLocator
 
     require_columns(frame, "rows", "cols", "distribution", "kernel", time, "kind")
     kind = only_kind(frame)
@@ -81,16 +81,23 @@ def peers_times(frame: pd.DataFrame, *, time: str = "warm_us", ax: Axes | None =
         fontsize=8.5,
         color=INK,
     )
+    ax.set_yticks(range(len(floor)), [_shape_label(*shape) for shape in floor.index])
+    ax.set_ylim(len(floor) - 0.4, -0.6)
+    time_axis(ax, f"time of a call (us, {time.removesuffix('_us')}, {kind})")
+    _peers_legend(ax, colours, markers)
+    return ax
+
+
+def time_axis(ax: Axes, label: str) -> None:
+    """Put times on a logarithmic axis below the marks."""
+    from matplotlib.ticker import LogLocator, NullLocator
+
     ax.set_xscale("log")
     ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     ax.xaxis.set_minor_locator(NullLocator())
-    ax.set_yticks(range(len(floor)), [_shape_label(*shape) for shape in floor.index])
-    ax.set_ylim(len(floor) - 0.4, -0.6)
     ax.xaxis.set_major_formatter("{x:g}")
-    ax.set_xlabel(f"time of a call (us, {time.removesuffix('_us')}, {kind})", fontsize=9, color=INK)
+    ax.set_xlabel(label, fontsize=9, color=INK)
     plain(ax, grid="x")
-    _peers_legend(ax, colours, markers)
-    return ax
 
 
 def _shape_label(rows: int, cols: int, distribution: str) -> str:
@@ -113,7 +120,7 @@ def _peers_legend(ax: Axes, colours: dict[str, str], markers: dict[str, str]) ->
     ]
     ax.legend(
         [floor, *marks],
-        ["read each row once (floor)", *(_peer_label(name) for name in colours)],
+        [FLOOR_LABEL, *(_peer_label(name) for name in colours)],
         loc="upper center",
         bbox_to_anchor=(0.4, -0.09),
         ncols=4,
