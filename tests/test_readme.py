@@ -76,7 +76,9 @@ def test_readme_table_has_a_line_for_every_claim(recorded):
 def test_blocks_without_a_record_say_so(recorded):
     records, _ = recorded
     blocks = readme.blocks(claims.evaluate(records), records)
-    assert set(blocks) == {"claims", "baselines", "matrix", "contention", "latency", "overhead"}
+    assert set(blocks) == {
+        *("claims", "baselines", "matrix", "contention", "latency", "shapes", "overhead"),
+    }
     blocks.pop("claims")
     assert set(blocks.values()) == {"No record yet.\n"}
 

@@ -64,8 +64,8 @@ def blocks(claims_frame: pd.DataFrame, records: pd.DataFrame) -> dict[str, str]:
         come from, and, folded, what is published only. ``baselines``: the mirrors against their
         upstreams. ``matrix``: how the speed-ups of vLLM's change spread over its 1008 cases.
         ``contention``: what a crowded bin costs and what the remedies save. ``latency``: what more
-        threads change, and up to how many rows the time is flat. ``overhead``: what the
-        host pays for a call.
+        threads change, and up to how many rows the time is flat. ``shapes``: the delegate
+        selection beside the floor and the best peer. ``overhead``: what the host pays for a call.
     """
     undecided = claims_frame["outcome"] == PUBLISHED_ONLY
     lines = [
@@ -87,6 +87,7 @@ def blocks(claims_frame: pd.DataFrame, records: pd.DataFrame) -> dict[str, str]:
         "matrix": _matrix_block(records),
         "contention": _contention_block(records),
         "latency": _latency_block(records),
+        "shapes": _shapes_block(records),
         "overhead": _overhead_block(records),
     }
 
@@ -213,6 +214,39 @@ def _latency_block(records: pd.DataFrame) -> str:
 def _rows_a_unit(timed: pd.DataFrame) -> int:
     """Compute units of the device: as many rows have a unit each."""
     return int(max(counters.get("units", 0) for counters in timed["counters"]))
+
+
+def _shapes_block(records: pd.DataFrame) -> str:
+    """The delegate selection's times beside the floor and the best peer, shape by shape."""
+    from topk_lab.bench import ratios
+
+    timed = results.latest(records[records["experiment"].isin(["delegate_shapes", "peer_shapes"])])
+    if not (timed["experiment"] == "delegate_shapes").any():
+        return "No record yet.\n"
+    found = ratios.against_peers(timed)
+    found = found[found["peer"].notna()]
+    rows = [
+        (
+            f"{cell['num_rows']} x {cell['num_cols']}",
+            *(cell["workload"], cell["cache"]),
+            *(f"{cell[name]:.1f}" for name in ("floor_us", "time_us", "peer_us")),
+            f"{cell['peer']}, {cell['peer_kind']}",
+            f"{cell['speedup']:.2f}x",
+        )
+        for cell in found.to_dict("records")
+    ]
+    means = "".join(
+        f"- {mean['cache']}: {1 / mean['geomean']:.3f}x "
+        f"[{1 / mean['high']:.3f}, {1 / mean['low']:.3f}] over {mean['shapes']} shapes, "
+        f"slower on {mean['above_limit']}\n"
+        for mean in ratios.geomeans(found, limit=1.0).to_dict("records")
+    )
+    names = (
+        *("rows x columns", "logits", "cache", "floor, us", "ours, us", "best peer, us"),
+        *("which", "speed-up"),
+    )
+    said = f"Speed-up, geometric mean [95 %]:\n\n{means}"
+    return f"{_markdown(names, rows)}\n{said}\nRecords: {results.provenance(timed)}.\n"
 
 
 def _overhead_block(records: pd.DataFrame) -> str:
