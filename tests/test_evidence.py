@@ -62,7 +62,13 @@ def test_profiles_are_emulated_now_or_looked_up_by_shape():
     (cell,) = found.to_dict("records")
     assert cell["counters"]["waves"] == [16]
     assert cell["counters"]["histograms_step0_source"] == 2048
-    with pytest.raises(ValueError, match="among the recorded profiles, got 'sglang_block1024'"):
+    masked = evidence.profiles(
+        "live-cpu", variants=["sglang_block1024"], workloads=["normal", "all_neg_inf"], **shape
+    )
+    assert masked["workload"].tolist() == ["normal", "all_neg_inf"]
+    one, other = (counters["lds_atomic_serialized_lanes"][0] for counters in masked["counters"])
+    assert one < other
+    with pytest.raises(ValueError, match="the recorded profiles, got 'sglang_block1024' on normal"):
         evidence.profiles("replay", variants=["sglang_block1024"], **shape)
 
 

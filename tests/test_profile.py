@@ -112,6 +112,18 @@ def test_the_command_prints_and_records_the_counters(tmp_path, masked):
     assert counters["histograms_isa_add_lanes"] == 8 * 2064
 
 
+def test_the_command_goes_through_workloads_in_one_run(tmp_path):
+    asked = ["profile", "--cols", "2000", "--record", str(tmp_path), "--workload"]
+    done = CliRunner().invoke(main, [*asked, "normal,all_neg_inf"])
+    assert done.exit_code == 0, done.output
+    frame = results.load(tmp_path)
+    assert frame["workload"].tolist() == ["normal", "all_neg_inf"]
+    assert frame["run"].nunique() == 1
+    refused = CliRunner().invoke(main, [*asked, "normal,none"])
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    assert "workload must be one of normal, " in refused.stderr
+
+
 def test_the_command_says_when_an_answer_is_wrong(monkeypatch):
     studied = "vllm_k512[fits_rule=false,final_pad=neg_flt_max]"
     wrong = profiling.profile(studied, "gfx950", 1, 1000, workload="masked_prefix", finite=300)
@@ -121,7 +133,7 @@ def test_the_command_says_when_an_answer_is_wrong(monkeypatch):
     monkeypatch.setattr(profiling, "profile", lambda *shape, **rest: wrong)
     done = CliRunner().invoke(main, ["profile", "--cols", "1000"])
     assert done.exit_code == 1
-    assert done.stderr.startswith(f"topk-lab: {studied} on gfx950 is wrong: ")
+    assert done.stderr.startswith(f"topk-lab: {studied} on gfx950 is wrong: normal: ")
     assert "launch 0" in done.stdout
 
 

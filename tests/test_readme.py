@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.test_bench import run_on
 from topk_lab import claims, environment, readme, results
 
 README = Path(__file__).parent.parent / "README.md"
@@ -114,6 +115,43 @@ def test_the_matrix_stands_beside_what_is_published(tmp_path):
         [""],
     ]
     assert lines[-1].startswith("Records: measured on ")
+
+
+def test_shapes_stand_between_the_floor_and_the_best_peer(tmp_path):
+    recorder = results.Recorder(tmp_path, run_on(), check=False)
+    published = results.load_published("peers_h200").set_index(["rows", "cols"]).sort_index()
+    kernels = published.loc[(1, 131_072)].set_index("kernel")
+    times = {
+        "read_amax": 4.0,
+        "torch.topk": 2 * kernels.at["torch.topk", "warm_us"],
+        "delegate": 5.0,
+    }
+    for variant, time_us in times.items():
+        for cache in ("warm", "cold"):
+            recorder.record(
+                experiment="delegate_shapes",
+                target="cuda",
+                variant=variant,
+                status="ok",
+                mode="graph",
+                cache=cache,
+                samples_us=[time_us] * 3,
+                **{"num_rows": 1, "num_cols": 131_072, "k": 512, "workload": "normal"},
+            )
+    records = results.load(tmp_path)
+    lines = readme.blocks(claims.evaluate(records), records)["shapes"].splitlines()
+    peer_us = 2 * kernels.at["sglang_topk_v2", "warm_us"]
+    # Nobody published times with cold caches.
+    assert [line.strip("| ").split(" | ") for line in lines[2:4]] == [
+        [
+            *("1 x 131072", "normal", "warm", "4.0", "5.0", f"{peer_us:.1f}"),
+            *("sglang_topk_v2, published", f"{peer_us / 5:.2f}x"),
+        ],
+        [""],
+    ]
+    mean = f"{peer_us / 5:.3f}x [{peer_us / 5:.3f}, {peer_us / 5:.3f}]"
+    assert f"- warm: {mean} over 1 shapes, slower on 0" in lines
+    assert lines[-1].startswith("Records: measured on NVIDIA H200")
 
 
 def test_committed_records_fill_every_block():

@@ -342,6 +342,8 @@ def profile(
     if target in profiling.HARDWARE_COUNTERS:
         _require_usable(target)
     names = workloads.names() if workload == "all" else workload.split(",")
+    for name in names:  # refused before anything is said
+        workloads.describe(name)
     recorder = None if record is None else verifying.recorder(record, [target])
     wrong = []
     for name in names:

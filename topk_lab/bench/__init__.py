@@ -15,7 +15,7 @@ from topk_lab.bench.device import Device, TorchDevice, current_gpu
 from topk_lab.bench.experiments import EXPERIMENTS, planned, run
 from topk_lab.bench.overhead import host_overhead
 from topk_lab.bench.peers import PEERS, survey
-from topk_lab.bench.ratios import against_published, geomeans
+from topk_lab.bench.ratios import against_peers, against_published, geomeans
 from topk_lab.bench.timing import Candidate, Effort, Timing, measure
 
 __all__ = [
@@ -28,6 +28,7 @@ __all__ = [
     "Experiment",
     "Timing",
     "TorchDevice",
+    "against_peers",
     "against_published",
     "current_gpu",
     "geomeans",
