@@ -132,6 +132,10 @@ def gated(num_rows: int, num_cols: int, k: int) -> str:
     return "vllm_generic" if refused else "vllm_k512"
 
 
+# Where vllm_k512 was faster than delegate on an NVIDIA H200: rows from and to, columns above and to.
+K512_FASTER = ((4, 128, 7_500, 12_285), (33, 384, 12_285, 28_672), (257, 384, 0, 7_500))
+
+
 @dataclass(frozen=True)
 class Choice:
     """What ``variant="auto"`` stands for in a call, and why.
@@ -179,9 +183,15 @@ def auto(
     most = schedules.POLICIES["delegate"].max_k
     if k > most:
         return Choice("aiter_one_block", f"it takes a k above {most}")
-    if platform == "cuda":
-        return Choice("delegate", "it was the fastest variant on an NVIDIA H200")
     plain = tie_break == order == "any"
+    if platform == "cuda":
+        inside = plain and not schedules.gate_refusal("vllm_k512", num_rows, num_cols, k)
+        if inside and any(
+            fewest <= num_rows <= most_rows and narrower < num_cols <= widest
+            for fewest, most_rows, narrower, widest in K512_FASTER
+        ):
+            return Choice("vllm_k512", "one block a row was faster on an NVIDIA H200")
+        return Choice("delegate", "it was the fastest variant on an NVIDIA H200")
     variant = gated(num_rows, num_cols, k)
     if plain and not schedules.gate_refusal(variant, num_rows, num_cols, k):
         return Choice(variant, "vLLM takes it for this shape; no times of AMD devices are recorded")

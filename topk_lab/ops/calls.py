@@ -62,7 +62,7 @@ def topk(
     variant : str, default "auto"
         A name of `topk_lab.variants`. "auto" chooses by shape and promises
         (`topk_lab.registry.auto` says what and why): ``reference`` for CPU tensors, on a CUDA
-        device ``delegate`` as far as it goes.
+        device ``delegate`` or ``vllm_k512``, whichever was faster.
     tie_break : {"any", "lowest"}
         Which of several equal logits at the cutoff are kept.
     order : {"any", "index", "value"}
