@@ -132,7 +132,7 @@ def gated(num_rows: int, num_cols: int, k: int) -> str:
     return "vllm_generic" if refused else "vllm_k512"
 
 
-# Where vllm_k512 was faster than delegate on an NVIDIA H200: rows from and to, columns above and to.
+# Where vllm_k512 was faster than delegate on an NVIDIA H200: rows from, to; columns above, to.
 K512_FASTER = ((4, 128, 7_500, 12_285), (33, 384, 12_285, 28_672), (257, 384, 0, 7_500))
 
 
