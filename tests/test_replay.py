@@ -142,7 +142,7 @@ def test_what_has_no_graph_is_refused(arguments, message):
             )
             for variant in (
                 *("vllm_generic", "sglang_block1024", "aiter_one_block"),
-                "shared_histogram",
+                *("shared_histogram", "delegate"),
             )
         ),
     ],

@@ -165,7 +165,7 @@ def test_variant_text_round_trips_with_its_changes():
         (
             "vllm_k513",
             "^variant must be one of vllm_generic, vllm_k512, vllm_k512_uncrowded, "
-            "sglang_block512, sglang_block1024, aiter_one_block, shared_histogram, got "
+            "sglang_block512, sglang_block1024, aiter_one_block, shared_histogram, delegate, got "
             "'vllm_k513'$",
         ),
         ("vllm_k512[fits_rule=0]", "policy field fits_rule must be true or false, got '0'"),

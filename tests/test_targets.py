@@ -10,7 +10,7 @@ ROWS = np.random.default_rng(0).standard_normal((2, 1024), np.float32)
 PAGES = np.random.default_rng(1).permutation(32).astype(np.int32).reshape(2, 16)  # of 64 columns
 COMPILED = (
     *("sglang_block512", "sglang_block1024", "vllm_k512", "vllm_generic", "aiter_one_block"),
-    "shared_histogram",
+    *("shared_histogram", "delegate"),
 )
 SLOT_TARGETS = (
     ("numba", "reference"),

@@ -60,7 +60,8 @@ PROGRAMME = (
         )
     ),
     *(
-        (experiment, "shared_histogram", seed)
+        (experiment, variant, seed)
+        for variant in ("shared_histogram", "delegate")
         for experiment, seed in (
             ("workloads", None),
             ("workloads", 1),
@@ -68,6 +69,7 @@ PROGRAMME = (
             ("page_tables", None),
         )
     ),
+    ("stable_answers", "delegate", None),
     ("page_tables", "vllm_k512", None),
     ("page_tables", "vllm_generic", None),
     *(("graph_replays", variant, None) for variant in schedules.POLICIES),
