@@ -13,6 +13,7 @@ from topk_lab.schedules import DELEGATE_POLICIES
 
 NAN, INF = np.float32(np.nan), np.float32(np.inf)
 GREATEST = np.finfo(np.float32).max
+NUM_BINS = 1 << keys.RANGE_BITS
 LOWEST = {"tie_break": "lowest"}
 K512 = DELEGATE_POLICIES["k512"]
 
@@ -254,9 +255,9 @@ def test_bins_are_a_monotone_map_with_an_inverse(skip_tiny, focus):
         numbers = np.array([key_range.bin_of(bins, key) for key in asked.tolist()])
         assert (np.diff(numbers) <= 0).all()
         assert numbers[-1] == 0
-        assert numbers[0] <= 511
-        # Half of the 512 at least are within reach, unless there is no key for each.
-        assert numbers[0] >= 256 or bins.shift == 0
+        assert numbers[0] < NUM_BINS
+        # Half of them at least are within reach, unless there is no key for each.
+        assert numbers[0] >= NUM_BINS // 2 or bins.shift == 0
         dead_zones += bins.dead_low < bins.dead_high
         assert skip_tiny or bins.dead_low == bins.dead_high == top
         for at in {key_range.place(bins, key) for key in asked.tolist()}:
@@ -288,10 +289,10 @@ def test_the_dead_zone_is_8_times_smaller_than_the_greatest_magnitude():
 
 
 def test_the_ranked_bin_is_the_one():
-    histogram = np.zeros(512, np.uint32)
-    histogram[[3, 4, 200, 511]] = (5, 1, 7, 2)
+    histogram = np.zeros(NUM_BINS, np.uint32)
+    histogram[[3, 4, 200, -1]] = (5, 1, 7, 2)
     found = [tuple(key_range.find_ranked_bin(histogram, rank)) for rank in range(1, 16)]
-    due = [(3, 5, 0)] * 5 + [(4, 1, 5)] + [(200, 7, 6)] * 7 + [(511, 2, 13)] * 2
+    due = [(3, 5, 0)] * 5 + [(4, 1, 5)] + [(200, 7, 6)] * 7 + [(NUM_BINS - 1, 2, 13)] * 2
     assert found == due
 
 
@@ -388,7 +389,7 @@ def test_every_pass_keeps_its_invariant(name, member, k):
         for record in made:
             threshold = record["threshold_bin"]
             better = int(record["histogram"][:threshold].sum())
-            assert not record["histogram"][512:].any()
+            assert not record["histogram"][NUM_BINS:].any()
             assert record["bin_size"] == record["histogram"][threshold] == record["candidates"]
             # Another kind of keys begins with all of them.
             assert record["above"] - better in (0, above)

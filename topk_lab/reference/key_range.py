@@ -138,7 +138,7 @@ def place(bins, key):
 
 @njit
 def bin_of(bins, key):
-    """Bin of a key in the range: (KeyBins, int64) -> int64 in [0, 512)."""
+    """Bin of a key in the range: (KeyBins, int64) -> int64 in [0, 256)."""
     return max(bins.top - place(bins, key), 0) >> bins.shift
 
 
@@ -165,7 +165,7 @@ def find_ranked_bin(histogram, rank):
 
     Parameters
     ----------
-    histogram : (512,) uint32
+    histogram : (256,) uint32
     rank : int64
 
     Returns
@@ -266,7 +266,7 @@ def tighten(keys, span):
 def narrow_range(keys, span, k, enough, limit, records):
     """Step "cut": passes until ``enough(range, limit)``, or the range is one key.
 
-    Each begins with the keys that are there, and makes the range 512 times smaller.
+    Each begins with the keys that are there, and makes the range 256 times smaller.
 
     Parameters
     ----------
