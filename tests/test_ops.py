@@ -19,6 +19,7 @@ VARIANTS = (
     "sglang_block1024",
     "aiter_one_block",
     "shared_histogram",
+    "delegate",
     "torch",
 )
 
@@ -117,14 +118,15 @@ def test_descending_values_are_ordered_by_index_when_equal():
 
 
 def test_promises_that_a_variant_lacks_are_refused_with_those_that_have_them():
-    with pytest.raises(ValueError, match="got 'lowest', which reference, aiter_one_block offers"):
+    able = "reference, aiter_one_block, delegate"
+    with pytest.raises(ValueError, match=f"got 'lowest', which {able} offers"):
         topk_lab.topk(rows(), 512, variant="vllm_k512", tie_break="lowest")
     with pytest.raises(ValueError, match="order must be one of any for torch, got 'value'"):
         topk_lab.topk(rows(), 512, variant="torch", order="value")
     with pytest.raises(
         ValueError,
         match="order must be one of any for vllm_k512, got 'index', which reference, "
-        "sglang_block512, sglang_block1024, aiter_one_block offers",
+        "sglang_block512, sglang_block1024, aiter_one_block, delegate offers",
     ):
         topk_lab.topk(rows(), 512, variant="vllm_k512", order="index")
     with pytest.raises(
@@ -257,11 +259,17 @@ def test_variants_of_one_place_are_refused_in_the_other():
         topk_lab.workspace_size(1, 1024, 512, "reference", device="cuda")
 
 
-def test_devices_get_the_gated_selection():
-    inside = topk_lab.workspace_size(24, 262_145, 512, device="cuda")
-    assert inside == topk_lab.workspace_size(24, 262_145, 512, "vllm_k512")
-    outside = topk_lab.workspace_size(385, 262_145, 512, device="cuda")
-    assert outside == topk_lab.workspace_size(385, 262_145, 512, "vllm_generic")
+@pytest.mark.parametrize(
+    ("shape", "variants"),
+    [
+        ((24, 262_145, 512), {"delegate"}),
+        ((24, 10_000, 512), {"delegate", "vllm_k512"}),  # as promises are asked for
+        ((24, 262_145, 5000), {"aiter_one_block"}),
+    ],
+)
+def test_devices_get_workspace_for_whatever_is_chosen(shape, variants):
+    due = max(topk_lab.workspace_size(*shape, variant) for variant in variants)
+    assert topk_lab.workspace_size(*shape, device="cuda") == due
 
 
 def test_variants_are_listed_with_what_they_offer():
@@ -287,6 +295,11 @@ def test_variants_are_listed_with_what_they_offer():
     assert set(shared["target"]) == set(k512["target"])
     assert set(shared["max_k"]) == {4096}
     assert set(shared["orders"]) == set(shared["tie_breaks"]) == {"any"}
+    ours = table[table["variant"] == "delegate"]
+    assert set(ours["target"]) == set(k512["target"])
+    assert set(ours["max_k"]) == {4096}
+    assert set(ours["orders"]) == {"any, index, value"}
+    assert set(ours["tie_breaks"]) == {"any, lowest"}
 
 
 def test_import_loads_neither_torch_nor_numba():

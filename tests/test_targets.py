@@ -172,8 +172,11 @@ def test_slots_alone_need_a_page_table(target):
 @pytest.mark.parametrize("target", ["gfx950", "numba"])
 def test_an_order_that_a_variant_lacks_is_refused(target):
     for variant, order, others in (
-        ("vllm_k512", "index", "reference, sglang_block512, sglang_block1024, aiter_one_block"),
-        ("sglang_block512", "value", "reference"),
+        (
+            *("vllm_k512", "index"),
+            "reference, sglang_block512, sglang_block1024, aiter_one_block, delegate",
+        ),
+        ("sglang_block512", "value", "reference, delegate"),
     ):
         with pytest.raises(ValueError, match=f"got '{order}', which {others} offers$"):
             run(target=target, variant=variant, order=order)
@@ -187,7 +190,7 @@ def test_a_tie_break_that_a_variant_lacks_is_refused(target):
         with pytest.raises(
             ValueError,
             match=rf"^tie_break must be one of any for {variant}, got 'lowest', which reference, "
-            r"aiter_one_block offers$",
+            r"aiter_one_block, delegate offers$",
         ):
             run(target=target, variant=variant, tie_break="lowest")
     with pytest.raises(ValueError, match=r"^tie_break must be one of any, lowest, got 'first'$"):

@@ -631,11 +631,6 @@ def test_one_block_takes_any_k(amd_target, variant, k):
             assert_exact(logits, outcome.indices, k=k, values=outcome.values, **promises)
 
 
-@pytest.mark.xfail(
-    reason="where the cut is one key that no finite float is above, what is above it is left out",
-    raises=AssertionError,
-    strict=True,
-)
 @pytest.mark.parametrize(
     ("num_cols", "value", "better"),
     [

@@ -180,9 +180,10 @@ __device__ __forceinline__ void select_by_delegates(const DelegateParams& params
       return;
     }
   }
-  if (is_one_key && num_items < k && num_items <= item_capacity<Policy>) {
-    // They are among the k best, and what is left is equal: the lowest of it, so that segments have to
-    // rise.
+  if (is_one_key && cut.low < greatest_finite_key && num_items < k &&
+      num_items <= item_capacity<Policy>) {
+    // All that lies above the cut are items, and among the k best; what is left is equal: the lowest of
+    // it, so that segments have to rise.
 #pragma unroll 1
     for (int32_t i = static_cast<int32_t>(thread); i < num_items; i += Policy.block_size) {
       write(i, kept.number_position(quads, lds.items[i]));
