@@ -128,7 +128,7 @@ def small():
         if (cell.num_rows, cell.num_cols, cell.workload, cell.cache)
         == (24, 262_144, "masked_prefix", "warm")
     )
-    names = ("read_amax", delegate.REDUCE, "vllm_k512")
+    names = ("read_amax", delegate.REDUCE, "delegate")
     return replace(cell, num_rows=2, num_cols=SHORTEST, variants=names)
 
 
@@ -191,32 +191,28 @@ def test_the_first_launch_is_that_of_the_selection_s_plan():
     assert plan is plans.plan("delegate", plans.Shape(24, 262_144, 512, 262_144, 512))
 
 
-BASELINES = {
-    "delegate_shapes": {"num_rows": [6], "cache": ["warm", "cold"], "variant": ["vllm_k512"]},
-    "delegate_rows": {"num_rows": [8], "workload": ["few_values"], "variant": ["vllm_k512"]},
-    "delegate_large_k": {
-        "num_rows": [1],
-        "num_cols": [32_768],
-        "k": [1024],
-        "variant": ["vllm_generic"],
-    },
+SMALL = {
+    "delegate_shapes": {"num_rows": [6], "cache": ["warm", "cold"]},
+    "delegate_rows": {"num_rows": [8], "workload": ["few_values", "nan"]},
+    "delegate_large_k": {"num_rows": [1], "num_cols": [32_768]},
+    "delegate_members": {"num_rows": [1], "num_cols": [8192, 32_768]},
     "delegate_matrix": {
         **{"concurrency": [1], "speculative_tokens": [1], "context": [10_000]},
-        **{"compression_ratio": [2], "logits": ["dense"], "buffer": ["live"]},
-        "variant": ["vllm_k512"],
+        **{"compression_ratio": [2], "buffer": ["live"]},
     },
 }
 
 
-@pytest.mark.parametrize("name", BASELINES)
-def test_a_baseline_is_checked_timed_and_recorded(tmp_path, name):
+@pytest.mark.parametrize("name", SMALL)
+def test_all_variants_of_a_cell_are_checked_timed_and_recorded(tmp_path, name):
     recorder = results.Recorder(tmp_path, run_on(), check=True)
     arguments = {"device": Calling(), "effort": SHORT, "say": lambda line: None}
-    written = run(name, recorder, axes=BASELINES[name], **arguments)
+    written = run(name, recorder, axes=SMALL[name], **arguments)
     frame = results.load(tmp_path)
     assert results.validate(tmp_path) == len(written) == len(frame) > 0
     assert set(frame["status"]) == {"ok"}
     assert set(frame["experiment"]) == {name}
     for cell in frame.to_dict("records"):
+        assert ("member" in cell["counters"]) == cell["variant"].startswith("delegate")
         assert 0 < cell["counters"]["input_bytes"] <= 4 * cell["num_rows"] * cell["num_cols"]
-    assert run(name, recorder, axes=BASELINES[name], resume=True, **arguments) == []
+    assert run(name, recorder, axes=SMALL[name], resume=True, **arguments) == []

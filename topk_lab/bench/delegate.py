@@ -33,7 +33,7 @@ from topk_lab.bench.ratios import TORCH, published_shapes
 from topk_lab.bench.timing import Candidate, Effort
 from topk_lab.models import REDUCE
 from topk_lab.results import CACHES
-from topk_lab.schedules import DELEGATE_POLICIES, POLICIES, parse_variant
+from topk_lab.schedules import DELEGATE_POLICIES, POLICIES, delegate_policy
 
 if TYPE_CHECKING:
     import torch
@@ -180,7 +180,7 @@ def _reduce(k: int, inputs: Inputs, device: Device) -> Candidate:
     """Stand for the selection's first launch alone."""
     num_rows, num_cols = inputs.logits.shape
     whole = _plan(num_rows, num_cols, k)
-    _, policy = plans.delegate_policy(whole.variant, num_rows, num_cols, k)
+    _, policy = delegate_policy(whole.variant, num_rows, num_cols, k)
     plan = dataclasses.replace(whole, launches=whole.launches[:1])
 
     def make(logits: torch.Tensor) -> tuple[Call, torch.Tensor]:
@@ -220,8 +220,7 @@ def member(cell: Cell, variant: str, device: Device) -> dict[str, Any]:
     name = DELEGATE if variant == REDUCE else variant
     if name.partition("[")[0] != DELEGATE:
         return {}
-    chosen = parse_variant(name)
-    return {"member": plans.delegate_policy(chosen, cell.num_rows, cell.num_cols, cell.k)[0]}
+    return {"member": delegate_policy(name, cell.num_rows, cell.num_cols, cell.k)[0]}
 
 
 def matrix_counters(cell: Cell, variant: str, device: Device) -> dict[str, Any]:

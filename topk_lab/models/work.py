@@ -156,10 +156,7 @@ def _traffic_bound(cell: Mapping[str, Any]) -> float:
     if not isinstance(chosen.policy, schedules.DelegateChoice):
         return float("nan")
     shape = (int(cell["num_rows"]), int(cell["num_cols"]), int(cell["k"]))
-    member = chosen.policy.member
-    if member == "by_shape":
-        member = schedules.delegate_member(*shape)
-    policy = schedules.DELEGATE_POLICIES[member]
+    _, policy = schedules.delegate_policy(chosen, *shape)
     if shape[1] <= policy.whole_columns:
         return float("nan")
     live = 4 * shape[0] * shape[1]
