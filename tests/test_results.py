@@ -87,7 +87,11 @@ def test_cells_come_back_as_written(tmp_path, run):
         next_n=1,
         workload="boundaries",
         workload_args={"case": "four-splits-after-64k"},
-        counters={"splits": np.array([4, 4]), "wave_instructions": np.int64(12)},
+        counters={
+            "splits": np.array([4, 4]),
+            "wave_instructions": np.int64(12),
+            "member": "k512_long",
+        },
     )
     recorder.record(
         **CELL | {"target": "numba", "status": "wrong", "reason": "row 3: duplicate 17"}, seed=5
@@ -100,7 +104,11 @@ def test_cells_come_back_as_written(tmp_path, run):
     frame = results.load(tmp_path)
     assert list(frame["kind"]) == ["emulated", "measured"]
     first, second = frame.to_dict("records")
-    assert first["counters"] == {"splits": [4, 4], "wave_instructions": 12}
+    assert first["counters"] == {
+        "splits": [4, 4],
+        "wave_instructions": 12,
+        "member": "k512_long",
+    }
     assert first["workload_args"] == {"case": "four-splits-after-64k"}
     assert (first["num_rows"], first["n"], first["device"]) == (128, 0, "gfx950")
     assert first["policy"]["final_capacity"] == 1024
@@ -234,6 +242,7 @@ def test_a_line_cut_off_is_reported_not_continued(tmp_path, run):
         (1, {"samples_us": [1.0], "n": 1}, "2: "),
         (1, {"run": "f" * 32}, "2: run: no run line"),
         (1, {"workload_args": {"a": {"b": 1}}}, r"2: workload_args\.a: "),
+        (1, {"counters": {"log": "see /home/me/log"}}, r"2: counters\.log: "),
     ],
 )
 def test_validate_names_file_line_and_fault(tmp_path, run, where, change, message):
