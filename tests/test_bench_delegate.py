@@ -13,8 +13,10 @@ from topk_lab import plans, results, schedules, targets, workloads
 from topk_lab.bench import EXPERIMENTS, candidates, delegate, matrix, measure, run
 from topk_lab.bench.ratios import published_shapes
 
-# Rows that are not kept whole, as short as they can be.
-SHORTEST = schedules.DELEGATE_POLICIES["k512"].whole_columns + 1
+# Rows that no member for k = 512 keeps whole, as short as they can be.
+SHORTEST = 1 + max(
+    policy.whole_columns for policy in schedules.DELEGATE_POLICIES.values() if policy.max_k == 512
+)
 
 
 def cells(name):
@@ -43,7 +45,8 @@ def test_every_published_shape_is_timed_in_every_state_with_a_floor():
         assert {"torch.topk", "vllm_k512", "shared_histogram", "delegate"} < set(cell.variants)
         assert set(candidates.READS) < set(cell.variants)
         # A row that a block keeps whole is read by that block.
-        assert (delegate.REDUCE in cell.variants) == (cell.num_cols >= SHORTEST)
+        _, policy = schedules.delegate_policy("delegate", cell.num_rows, cell.num_cols, cell.k)
+        assert (delegate.REDUCE in cell.variants) == (cell.num_cols > policy.whole_columns)
 
 
 def test_every_workload_is_timed_beside_normal_rows():
@@ -145,6 +148,7 @@ def test_the_first_launch_alone_reads_every_row(emulated, small, cache):
 @pytest.mark.parametrize("fault", ["lower", "missing", "last"])
 def test_a_first_launch_that_leaves_something_out_is_found_out(emulated, small, monkeypatch, fault):
     honest = delegate.launched
+    segment = schedules.delegate_policy("delegate", 2, SHORTEST, 512)[1].segment
 
     def spoiled(plan, tensors, device):
         call = honest(plan, tensors, device)
@@ -157,7 +161,7 @@ def test_a_first_launch_that_leaves_something_out_is_found_out(emulated, small, 
             elif fault == "missing":
                 found[1, 3] = 0
             else:
-                found[1, -(-SHORTEST // 16) - 1] = 0
+                found[1, -(-SHORTEST // segment) - 1] = 0
 
         return spoil
 
@@ -184,9 +188,10 @@ def test_delegates_are_turned_back_into_the_logits_that_they_stand_for():
 
 def test_the_first_launch_is_that_of_the_selection_s_plan():
     plan = delegate._plan(24, 262_144, 512)
+    member, policy = schedules.delegate_policy("delegate", 24, 262_144, 512)
     first, *rest = plan.launches
-    assert first.kernel == "delegate_reduce_16"
-    assert [launch.kernel for launch in rest] == ["delegate_k512_select"]
+    assert first.kernel == f"delegate_reduce_{policy.segment}"
+    assert [launch.kernel for launch in rest] == [f"delegate_{member}_select"]
     assert {place.name for _, place in first.pointers} == {"logits", "row_ends", "workspace"}
     assert plan is plans.plan("delegate", plans.Shape(24, 262_144, 512, 262_144, 512))
 
