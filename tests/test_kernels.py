@@ -1022,8 +1022,8 @@ MUTANTS = {
 
 
 def test_every_barrier_has_its_mutant():
-    # But those of the delegate selection, whose source takes long to compile: races there are looked
-    # for in runs with a seed (tests/test_verify.py), and none of its barriers is shown to be needed.
+    # But those of the delegate selection, whose source takes long to compile: races there are
+    # looked for in runs with a seed (tests/test_verify.py), and no barrier is shown to be needed.
     kernels = toolchain.kernels_folder()
     reached = set().union(*(included(kernels / "src" / f"{source}.hip") for source in LINEAGES))
     alone = included(kernels / "src" / "delegate.hip") - reached
