@@ -40,7 +40,7 @@ SEED = 0  # of the workloads
 import pandas as pd
 
 import topk_lab
-from topk_lab import evidence, figures, models, plans, results, schedules, workloads
+from topk_lab import evidence, figures, models, plans, results, schedules, targets, workloads
 from topk_lab.bench import against_peers, geomeans
 
 OURS, MIRROR, GENERIC, RIVAL = "delegate", "vllm_k512", "vllm_generic", "shared_histogram"
@@ -232,13 +232,15 @@ bounded.round(2)
 
 # %% [markdown]
 # What follows the row is the finish: in how many passes it tells keys apart, by the Numba twin, and
-# how many lanes meet at one bin there. One row of the shorter length, the slowest workloads first:
+# how many lanes meet at one bin there. One row of the shorter length, which begins where a
+# device's would, the slowest workloads first:
 
 # %%
-traces = {
-    name: topk_lab.trace(workloads.make(name, 1, COUNTED_COLUMNS[0], seed=SEED)[0], K, variant=OURS)
+rows = {
+    name: targets.aligned(workloads.make(name, 1, COUNTED_COLUMNS[0], seed=SEED))[0]
     for name in workloads.names()
 }
+traces = {name: topk_lab.trace(row, K, variant=OURS) for name, row in rows.items()}
 alone = by_rows[(by_rows["num_rows"] == 1) & (by_rows["variant"] == OURS)]
 counts = of_ours[
     (of_ours["target"] == "gfx950") & (of_ours["num_cols"] == COUNTED_COLUMNS[0])
