@@ -190,7 +190,6 @@ __device__ __forceinline__ void select_by_delegates(const DelegateParams& params
     }
     if (!whole) {
       const int32_t expected = at_cut == uncounted ? lds.num_segments : k;
-      __syncthreads();
       list_in_order(lds, delegates, cut.low, at_cut, expected);
       quads.count = quads.in_segment * static_cast<uint32_t>(expected);
     }

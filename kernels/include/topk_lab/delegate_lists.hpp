@@ -182,7 +182,6 @@ __device__ __forceinline__ void write_equal(DelegateStorage<Policy>& lds,
     for (int j = 0; j < 4; ++j) bits |= kept.key(4 * i + j) == cut ? 1u << j : 0u;
     lds.tie_bits[quads.own_quad(i)] = static_cast<uint8_t>(bits);
   }
-  __syncthreads();
   // What lies before the first whole quad comes first, what lies behind the last comes last.
   const bool beside = kept.key(kept.count - 1) == cut;
   const int32_t head = block_count(lds, beside && threadIdx.x < 4);
