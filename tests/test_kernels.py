@@ -349,12 +349,56 @@ def paging_checks(seed):
     yield from verify.checks("page_tables", "vllm_k512", TARGET, seed)
 
 
+def greatest_rows(columns):
+    """Rows whose 512th logit is the greatest finite one, +inf or NaN, with some above it."""
+    counts = ((0, 5, 900), (7, 0, 900), (7, 900, 0), (900, 0, 0), (0, 0, 900))  # NaN, +inf, finite
+    rows = np.random.default_rng(0).standard_normal((len(counts), columns)).astype(np.float32)
+    greatest = (np.nan, np.inf, np.finfo(np.float32).max)
+    for row, numbers in zip(rows, counts, strict=True):
+        row[: sum(numbers)] = np.repeat(np.array(greatest, np.float32), numbers)
+    return np.random.default_rng(1).permuted(rows, axis=1)
+
+
+def _greatest_body(variant, columns, target, seed):
+    logits = greatest_rows(columns)
+    outcome = targets.run(target, variant, logits, 512, values=True, tie_break="lowest", seed=seed)
+    found = find_violations(logits, outcome.indices, values=outcome.values, tie_break="lowest")
+    return verify.Finding("wrong" if found else "ok", str(found[0]) if found else None)
+
+
+def greatest_checks(variant, target, seed):
+    """Cuts at the greatest logits, of rows that a block keeps whole and of longer ones."""
+    some = verify.checks("workloads", variant, target, seed)[0]
+    for columns in (3000, 40003):
+        body = functools.partial(_greatest_body, variant, columns, target, seed)
+        yield dataclasses.replace(some, id=f"greatest-{columns}", k=512, body=body)
+
+
+def test_delegates_tell_the_greatest_logits_apart(amd_target):
+    for check in greatest_checks("delegate", amd_target, None):
+        finding = verify.run(check)
+        assert finding.status == "ok", verify.line(check, finding)
+
+
+def delegate_checks(seed):
+    yield from greatest_checks("delegate[member=k512]", TARGET, seed)
+    for experiment in ("pass_by_pass", "stable_answers"):
+        for check in verify.checks(experiment, "delegate[member=k512]", TARGET, seed):
+            if check.k == 512:
+                yield check
+
+
 @dataclasses.dataclass(frozen=True)
 class Lineage:
-    """Kernels of a source, what they are run on, and the sources they are launched behind."""
+    """Kernels of a source, what they are run on, and the sources they are launched behind.
+
+    Lines of the source that match `unused` make kernels that no check runs: they take long to
+    compile.
+    """
 
     checks: Callable[[int | None], Iterator[verify.Check]]
     behind: tuple[str, ...] = ()
+    unused: str | None = None
 
 
 LINEAGES = {
@@ -363,6 +407,7 @@ LINEAGES = {
     "sglang": Lineage(sglang_checks),
     "aiter": Lineage(aiter_checks),
     "shared_histogram": Lineage(shared_checks),
+    "delegate": Lineage(delegate_checks, unused=r"TOPK_LAB_DELEGATE_KERNEL\((?!k512\))"),
     "paging": Lineage(paging_checks, ("vllm",)),
 }
 SEEDS = (None, 3)
@@ -982,6 +1027,47 @@ PAGING_CHANGES = {
     ),
 }
 
+DELEGATE_CHANGES = {
+    "segments-at-the-floor-lost": (
+        "delegate_lists",
+        "kept.at_least(floor)",
+        "kept.at_least(floor + 1u)",
+    ),
+    "bound-of-too-few-groups": (
+        "delegate_kernels",
+        "with_keys >= static_cast<uint32_t>(k)",
+        "with_keys >= static_cast<uint32_t>(k) / 8u",
+    ),
+    "infinite-ones-are-equal": (
+        "delegate_kernels",
+        "cut.low < greatest_finite_key",
+        "cut.low <= greatest_finite_key",
+    ),
+    "nan-is-less": ("delegate_kernels", "!(kept.logit(i) < least)", "kept.logit(i) >= least"),
+    "last-rank-of-a-bin": ("narrow_range", "inclusive >= rank", "inclusive > rank"),
+    "worst-ties-first": ("delegate_lists", "other_key > key ||", "other_key < key ||"),
+    "last-of-equal-ties": (
+        "delegate_lists",
+        "lds.tie_positions[other] < position",
+        "lds.tie_positions[other] > position",
+    ),
+    "equal-ones-beside-lost": (
+        "delegate_lists",
+        "kept.key(kept.count - 1) == cut",
+        "kept.key(kept.count - 1) > cut",
+    ),
+    "delegates-of-row-0": (
+        "delegate_kernels",
+        "of_row = params.delegates + static_cast<int64_t>(row)",
+        "of_row = params.delegates + static_cast<int64_t>(row - row)",
+    ),
+    "segments-at-the-cut-lost": (
+        "delegate_lists",
+        "lds.segments[above_before + wanted(equal_before)]",
+        "lds.segments[above_before]",
+    ),
+}
+
 BARRIER = "__syncthreads();"
 
 
@@ -1016,19 +1102,15 @@ MUTANTS = {
     **mutants_of("sglang", SGLANG_CHANGES | SLOT_CHANGES),
     **mutants_of("aiter", AITER_CHANGES),
     **mutants_of("shared_histogram", SHARED_CHANGES),
+    **mutants_of("delegate", DELEGATE_CHANGES),
     **mutants_of("paging", PAGING_CHANGES | SLOT_CHANGES),
     **BARRIER_MUTANTS,
 }
 
 
 def test_every_barrier_has_its_mutant():
-    # But those of the delegate selection, whose source takes long to compile: races there are
-    # looked for in runs with a seed (tests/test_verify.py), and no barrier is shown to be needed.
     kernels = toolchain.kernels_folder()
-    reached = set().union(*(included(kernels / "src" / f"{source}.hip") for source in LINEAGES))
-    alone = included(kernels / "src" / "delegate.hip") - reached
-    assert alone > {"narrow_range", "delegate_lists", "delegate_kernels"}
-    texts = [path.read_text() for path in kernels.rglob("*.h*p*") if path.stem not in alone]
+    texts = [path.read_text() for path in kernels.rglob("*.h*p*")]
     barriers = sum(len(re.findall(r"\b__syncthreads\b", text)) for text in texts)
     assert len(BARRIER_MUTANTS) == len(list(barrier_mutants())) == barriers
 
@@ -1055,6 +1137,10 @@ def broken_code(folder, mutant):
         include.append(kernels / "shim")
     broken = code / built.path.name
     source = kernels / "src" / f"{mutant.source}.hip"
+    unused = LINEAGES[mutant.source].unused
+    if unused:
+        lines = source.read_text().splitlines(keepends=True)
+        source.write_text("".join(line for line in lines if not re.match(unused, line)))
     assembly = toolchain.compile_object(chosen, source, TARGET, broken, include)
     resources = {mutant.source: toolchain.kernel_resources(assembly)}
     for name in LINEAGES[mutant.source].behind:
