@@ -310,6 +310,10 @@ def bin_edges():
     return rows
 
 
+def _judged(found):
+    return verify.Finding("wrong" if found else "ok", str(found[0]) if found else None)
+
+
 def _edges_body(logits, k, target, seed):
     outcome = targets.run(target, "shared_histogram", logits, k, values=True, seed=seed)
     found = find_violations(logits, outcome.indices, values=outcome.values)
@@ -321,7 +325,7 @@ def _edges_body(logits, k, target, seed):
         found = [
             f"{name} differs" for name in kernel.dtype.names if (kernel[name] != twin[name]).any()
         ]
-    return verify.Finding("wrong" if found else "ok", str(found[0]) if found else None)
+    return _judged(found)
 
 
 def edge_checks(target, seed):
@@ -362,8 +366,9 @@ def greatest_rows(columns):
 def _greatest_body(variant, columns, target, seed):
     logits = greatest_rows(columns)
     outcome = targets.run(target, variant, logits, 512, values=True, tie_break="lowest", seed=seed)
-    found = find_violations(logits, outcome.indices, values=outcome.values, tie_break="lowest")
-    return verify.Finding("wrong" if found else "ok", str(found[0]) if found else None)
+    return _judged(
+        find_violations(logits, outcome.indices, values=outcome.values, tie_break="lowest")
+    )
 
 
 def greatest_checks(variant, target, seed):

@@ -175,7 +175,7 @@ def auto(
     Notes
     -----
     The choice for CUDA devices is fitted to the records of an NVIDIA H200 in ``data/measured``
-    (experiments ``vllm_matrix`` and ``peer_shapes``). Of AMD devices no times are recorded, so that
+    (experiment ``delegate_matrix``, k = 512). Of AMD devices no times are recorded, so that
     the variants stand for themselves there that were published with some.
     """
     if platform == "cpu":
