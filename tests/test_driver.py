@@ -512,6 +512,54 @@ def test_plans_run_exactly_through_the_cuda_driver(cuda):
     assert_exact(logits, indices, row_ends=row_ends, values=values)
 
 
+@pytest.mark.parametrize(("num_rows", "overlapped"), [(128, 3), (129, 0)])
+def test_launches_overlap_where_the_plan_says_so(cuda, num_rows, overlapped):
+    shape = plans.Shape(num_rows, 20_000, 512, 20_000, 512, order="value")
+    plan = plans.plan("delegate", shape)
+    assert [launch.overlaps for launch in plan.launches] == [overlapped > 0] * 3
+    cuda.emulates = False
+    device = driver.Device("cuda", 0)
+    assert device.overlaps
+    before = cuda.overlapped
+    driver.launch(plan, ADDRESSES, device, cuda.stream(0))
+    assert cuda.overlapped - before == overlapped
+    raw = driver.prepare(plan, device).raw_launch([ADDRESSES[name] for name in ADDRESSES], 0)
+    cuda.launches.clear()
+    raw()
+    launched = [(one.kernel, one.grid, one.block, one.dynamic_lds) for one in cuda.launches]
+    assert launched == [
+        (one.kernel, (*one.grid, 1), (one.block, 1, 1), one.dynamic_lds) for one in plan.launches
+    ]
+
+
+def test_launches_that_overlap_are_exact_and_refused_like_others(cuda):
+    row_ends = np.array([40_000, 16_385, 7], np.int32)
+    logits = workloads.make("masked_random", 3, 40_000, row_ends=row_ends, poison="inf")
+    device = driver.Device("cuda", 1)
+    before = cuda.overlapped
+    indices, values = select(cuda, device, "delegate", logits, 512, row_ends, cuda.stream(1))
+    assert_exact(logits, indices, row_ends=row_ends, values=values)
+    assert cuda.overlapped == before + 2
+    plan = plans.plan("delegate", plans.Shape(3, 1200, 512, 1200, 512))
+    with pytest.raises(
+        driver.DriverError,
+        match=r"delegate_k512_select on cuda device 1 .*cuLaunchKernelEx returned "
+        r"CUDA_ERROR_INVALID_HANDLE \(400\): invalid resource handle",
+    ):
+        driver.launch(plan, ADDRESSES, device, cuda.stream(0))
+
+
+@pytest.mark.parametrize(
+    ("arch", "overlaps"), [("sm_80", False), ("sm_89", False), ("sm_90", True)]
+)
+def test_no_launch_overlaps_on_older_devices(cuda, arch, overlaps):
+    assert driver.Device("cuda", 0).runtime.can_overlap(arch) is overlaps
+
+
+def test_no_launch_of_hip_overlaps(noting):
+    assert not driver.Device("hip", 0).overlaps
+
+
 def test_cuda_contexts_are_left_as_they_were(cuda):
     cuda.emulates = False
     device = driver.Device("cuda", 1)

@@ -530,7 +530,8 @@ def test_segments_are_reduced_then_a_block_selects(num_rows, num_cols, k, member
     assert [(one.kernel, one.grid, one.block) for one in reduce] == (
         [(f"delegate_reduce_{policy.segment}", (num_rows, blocks), 256)] if blocks else []
     )
-    assert planned.trace_shape == (num_rows, 1, 22)
+    assert {launch.overlaps for launch in planned.launches} == {num_rows <= 128}
+    assert planned.trace_shape == (num_rows, 1, 20)
     # A delegate for each segment that holds a column, wherever on a line the row begins.
     most = -(-(num_cols + policy.segment - 1) // policy.segment)
     stride = planned.workspace_bytes // (4 * num_rows)

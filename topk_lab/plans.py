@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from topk_lab.contract.words import TIE_BREAKS, check_word
 from topk_lab.schedules import (
+    DELEGATE_OVERLAP_ROWS,
     GENERIC_RANK_COUNT_COLUMNS,
     DelegateChoice,
     DelegatePolicy,
@@ -59,7 +60,7 @@ NUM_STEPS = 4
 NUM_PASSES = 5
 NUM_DIGIT_PASSES = 3
 NUM_SHARED_STEPS = 4
-NUM_DELEGATE_PASSES = 22
+NUM_DELEGATE_PASSES = 20
 
 # A row's part of the workspace where blocks share its histogram.
 NUM_HALF_BINS = 4096
@@ -244,6 +245,8 @@ class Launch:
         The kernel's struct, one of `STRUCTS`, with null pointers.
     pointers : tuple of (str, Buffer)
         Which field points where.
+    overlaps : bool
+        Whether it may begin before the launch ahead of it has ended: its kernel waits for that.
     """
 
     kernel: str
@@ -252,6 +255,7 @@ class Launch:
     dynamic_lds: int
     scalars: bytes
     pointers: tuple[tuple[str, Buffer], ...]
+    overlaps: bool = False
 
     def params(self, addresses: Mapping[str, int]) -> bytes:
         """The kernel's argument with every pointer filled in.
@@ -607,6 +611,7 @@ def _delegate_launches(chosen: Variant, shape: Shape, traced: bool) -> tuple[Lau
     # Before they are in order, the indices stand where the answer's will, or its slots.
     unordered = ("indices", Buffer("slots" if shape.indices_stride is None else "indices"))
     trace = [("trace", Buffer("trace"))] if traced else []
+    overlaps = shape.num_rows <= DELEGATE_OVERLAP_ROWS
     launches = []
     if stride:
         dies = chosen.policy.dies
@@ -619,6 +624,7 @@ def _delegate_launches(chosen: Variant, shape: Shape, traced: bool) -> tuple[Lau
                 0,
                 bytes(params),
                 (*reads, *delegates),
+                overlaps,
             )
         )
     launches.append(
@@ -629,6 +635,7 @@ def _delegate_launches(chosen: Variant, shape: Shape, traced: bool) -> tuple[Lau
             0,
             bytes(params),
             (*reads, *delegates, *([unordered] if ordered else written), *trace),
+            overlaps,
         )
     )
     if ordered:
@@ -640,6 +647,7 @@ def _delegate_launches(chosen: Variant, shape: Shape, traced: bool) -> tuple[Lau
                 8 << (shape.k - 1).bit_length(),
                 _paged_params(shape),
                 (*reads, *written),
+                overlaps,
             )
         )
     return tuple(launches)

@@ -282,6 +282,11 @@ class DelegatePolicy:
         """Logits that are moved together before they are told apart."""
         return 2048 if self.max_k <= 1024 else 3072 if self.max_k <= 2048 else 0
 
+    @property
+    def loose_groups(self) -> int:
+        """Groups that are too many, in the bin of the k-th, for a bound."""
+        return self.max_k // 5
+
 
 DELEGATE_POLICIES = {
     "k512": DelegatePolicy(512, 1, 16, 6, 16, 512),
@@ -615,6 +620,8 @@ def _shared_blocks(num_rows: int, columns: int) -> int:
 # between which these are small.
 DELEGATE_LONG_COLUMNS = 131_072
 DELEGATE_CROWD_ROWS = 128
+# Launches overlap where there are multiprocessors enough for rows that wait.
+DELEGATE_OVERLAP_ROWS = DELEGATE_CROWD_ROWS
 DELEGATE_CROWD_COLUMNS = (12_285, 65_536)
 
 DELEGATE_BLOCKS = 264  # that reduce, of all rows together: two for each multiprocessor of an H200

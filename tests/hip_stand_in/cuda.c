@@ -94,6 +94,34 @@ int cuLaunchKernel(struct function* function, unsigned grid_x, unsigned grid_y, 
   return launch(device, function, sizes, dynamic_lds, params);
 }
 
+// CUlaunchConfig and CUlaunchAttribute; of the attributes, that a launch may overlap the one ahead of it.
+struct attribute {
+  int id, padding, value[16];
+};
+
+struct config {
+  unsigned sizes[6], dynamic_lds;
+  const struct stream* stream;
+  const struct attribute* attributes;
+  unsigned num_attributes;
+};
+
+static int overlapped;
+
+int stand_in_overlapped(void) { return overlapped; }
+
+int cuLaunchKernelEx(const struct config* config, struct function* function, void** params,
+                     void** extra) {
+  const int device = (int)(top() - 0x1000);
+  for (unsigned i = 0; i < config->num_attributes; ++i) {
+    if (config->attributes[i].id != 6 || config->attributes[i].value[0] != 1) return invalid_value;
+    ++overlapped;
+  }
+  if (extra || config->dynamic_lds > (unsigned)function->max_dynamic) return invalid_value;
+  if (config->stream && config->stream->device != device) return invalid_handle;
+  return launch(device, function, config->sizes, config->dynamic_lds, params);
+}
+
 int cuGetErrorName(int code, const char** name) {
   *name = code == invalid_value    ? "CUDA_ERROR_INVALID_VALUE"
           : code == invalid_handle ? "CUDA_ERROR_INVALID_HANDLE"

@@ -143,6 +143,11 @@ class StandIn:
         return self._library.stand_in_loads()
 
     @property
+    def overlapped(self) -> int:
+        """Launches of CUDA that might overlap the one ahead of them, of all tests so far."""
+        return self._library.stand_in_overlapped()
+
+    @property
     def last_error(self) -> int:
         """What hipGetLastError would tell torch."""
         return self._library.stand_in_last_error()

@@ -14,7 +14,7 @@ from ctypes import byref, c_int, c_uint, c_void_p
 from typing import NamedTuple
 
 from topk_lab import code_objects
-from topk_lab.driver.runtime import DriverError, open_runtime
+from topk_lab.driver.runtime import DriverError, OverlappedLaunch, open_runtime
 from topk_lab.plans import STRUCTS, Launch, Plan
 
 __all__ = ["Device", "Prepared", "code_target", "launch", "open_device", "prepare"]
@@ -82,6 +82,8 @@ class Device:
         Such as ``gfx950`` or ``sm_90``.
     lds_limit : int
         Bytes of LDS (shared memory) that a block may have, static and dynamic together.
+    overlaps : bool
+        Whether a launch may begin before the one ahead of it has ended.
 
     Raises
     ------
@@ -98,6 +100,7 @@ class Device:
             raise ValueError(f"index must be one of {count} {platform} devices, got {index}")
         self.platform, self.index = platform, index
         self.arch, self.lds_limit = self.runtime.describe(index)
+        self.overlaps = self.runtime.can_overlap(self.arch)
         self.name = f"{platform} device {index} ({self.arch})"
         self.handle = self.runtime.handle(index)
         self._lock = threading.Lock()
@@ -193,7 +196,10 @@ class _Block:
             # Converted once: that is most of what a ctypes call costs.
             sizes = (*launch.grid, 1, launch.block, 1, 1, launch.dynamic_lds)
             before_stream = (c_void_p(function.handle), *map(c_uint, sizes))
-            self.calls.append((launch.kernel, params, pointers, before_stream, table))
+            overlapped = None
+            if launch.overlaps and prepared.device.overlaps:
+                overlapped = OverlappedLaunch(launch.grid, launch.block, launch.dynamic_lds)
+            self.calls.append((launch.kernel, params, pointers, before_stream, table, overlapped))
 
 
 class Prepared:
@@ -264,16 +270,18 @@ class Prepared:
         """
         self.launch(addresses, stream)
         block = self._blocks.pop()  # kept out of circulation
-        launch_kernel = self.device.runtime.launch_kernel
-        # The tables hold addresses only: the parameters stay alive beside them.
+        runtime = self.device.runtime
         calls = [
-            (params, (*before_stream, stream, table, None))
-            for _, params, _, before_stream, table in block.calls
+            (runtime.launch_overlapped, (byref(overlapped), before_stream[0], table, None))
+            if overlapped
+            else (runtime.launch_kernel, (*before_stream, stream, table, None))
+            for *_, before_stream, table, overlapped in block.calls
         ]
 
-        def launch() -> None:
-            for _, arguments in calls:
-                launch_kernel(*arguments)
+        # The arguments hold addresses only: what is there stays alive with the block.
+        def launch(block: _Block = block) -> None:
+            for call, arguments in calls:
+                call(*arguments)
 
         return launch
 
@@ -289,12 +297,20 @@ class Prepared:
         try:
             if stream and runtime.stream_device:
                 self._check_stream(block, stream)
-            for kernel, params, pointers, before_stream, table in block.calls:
+            for kernel, params, pointers, before_stream, table, overlapped in block.calls:
                 for word, number, offset in pointers:
                     params[word] = addresses[number] + offset
-                code = runtime.launch_kernel(*before_stream, stream, table, None)
+                if overlapped:
+                    role = "launch_overlapped"
+                    overlapped.stream = stream
+                    code = runtime.launch_overlapped(
+                        byref(overlapped), before_stream[0], table, None
+                    )
+                else:
+                    role = "launch_kernel"
+                    code = runtime.launch_kernel(*before_stream, stream, table, None)
                 if code:
-                    raise runtime.error(code, "launch_kernel", f"{kernel} on {device.name}")
+                    raise runtime.error(code, role, f"{kernel} on {device.name}")
         finally:
             if elsewhere:
                 runtime.leave(block.current)

@@ -40,6 +40,38 @@ _FAULT_CODES = (700, 702, 710, 719)  # illegal address, timeout, assert, launch 
 
 _LAUNCH = (c_void_p, *[c_uint] * 7, c_void_p, c_void_p, c_void_p)
 
+# From this compute capability on a launch of CUDA may overlap the one ahead of it.
+_CUDA_OVERLAPS_FROM = 90
+_CUDA_STREAM_SERIALIZATION = 6  # the launch attribute that lets it
+
+
+class _LaunchAttribute(ctypes.Structure):
+    _fields_ = (("id", c_int), ("padding", c_int), ("value", c_int * 16))
+
+
+class OverlappedLaunch(ctypes.Structure):
+    """CUDA's CUlaunchConfig of a launch that may begin before the one ahead of it has ended.
+
+    Parameters
+    ----------
+    grid : (int, int)
+    block : int
+    dynamic_lds : int
+        Bytes.
+    """
+
+    _fields_ = (
+        *((name, c_uint) for name in ("grid_x", "grid_y", "grid_z")),
+        *((name, c_uint) for name in ("block_x", "block_y", "block_z", "dynamic_lds")),
+        ("stream", c_void_p),
+        ("attributes", ctypes.POINTER(_LaunchAttribute)),
+        ("num_attributes", c_uint),
+    )
+
+    def __init__(self, grid: tuple[int, int], block: int, dynamic_lds: int) -> None:
+        allowed = _LaunchAttribute(_CUDA_STREAM_SERIALIZATION, 0, (c_int * 16)(1))
+        super().__init__(*(*grid, 1, block, 1, 1, dynamic_lds, None), ctypes.pointer(allowed), 1)
+
 
 class DriverError(RuntimeError):
     """A device can't do what was asked, or its driver refused.
@@ -89,6 +121,10 @@ class Runtime:
     old_fix: ClassVar[str]
     no_device_fix: ClassVar[str]
     fault_fix: ClassVar[str]
+
+    def can_overlap(self, arch: str) -> bool:
+        """Whether a launch may begin on such a device before the one ahead of it has ended."""
+        return False
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -258,6 +294,7 @@ class CudaRuntime(Runtime):
         "find_function": ("cuModuleGetFunction", c_void_p, c_void_p, c_char_p),
         "function_attribute": ("cuFuncGetAttribute", c_void_p, c_int, c_void_p),
         "launch_kernel": ("cuLaunchKernel", *_LAUNCH),
+        "launch_overlapped": ("cuLaunchKernelEx", *[c_void_p] * 4),
         "capture_status": ("cuStreamIsCapturing", c_void_p, c_void_p),
         "get_current": ("cuCtxGetCurrent", c_void_p),
         "push_current": ("cuCtxPushCurrent_v2", c_void_p),
@@ -276,6 +313,10 @@ class CudaRuntime(Runtime):
     old_fix = "update the NVIDIA driver"
     no_device_fix = "check CUDA_VISIBLE_DEVICES and nvidia-smi"
     fault_fix = "earlier work on the device may be at fault: CUDA_LAUNCH_BLOCKING=1 tells whose"
+
+    def can_overlap(self, arch: str) -> bool:
+        """From sm_90 on."""
+        return int(arch.removeprefix("sm_")) >= _CUDA_OVERLAPS_FROM
 
     def _words(self, code: int) -> tuple[str, str]:
         words = []

@@ -13,6 +13,7 @@ inline constexpr int order_block_size = 512;
 // answer's indices or its slots go. Bitonic sort of 64 bits: by index these are the index alone, by value
 // the key's complement and the index.
 __device__ __forceinline__ void order_answer(const PagedParams& params) {
+  await_launch_ahead();
   const TopKParams& call = params.call;
   const int32_t row = static_cast<int32_t>(blockIdx.x);
   const RowBounds bounds = row_bounds(call, row);

@@ -33,6 +33,21 @@ inline constexpr int wave_size = 64;
 #define TOPK_LAB_RESIDENT_BOUNDS(threads, blocks) __launch_bounds__(threads, (threads) / (4 * 64))
 #endif
 
+// A launch that overlaps the one ahead of it (plans.Launch.overlaps) may begin before that has ended, on
+// devices of CUDA from sm_90 on. What such a launch reads or writes has to wait for what is ahead.
+__device__ __forceinline__ void await_launch_ahead() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+// The launch behind may begin once every block has said so or ended.
+__device__ __forceinline__ void let_next_launch_begin() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+
 // A block's LDS beyond what its kernel declares: as much as the launch asks for.
 extern __shared__ int32_t dynamic_lds[];
 
