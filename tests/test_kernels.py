@@ -222,15 +222,16 @@ def test_host_and_device_agree_on_the_blocks_that_share_a_row(amd_target):
 def test_host_and_device_agree_on_every_delegate_policy(amd_target):
     policies = list(schedules.DELEGATE_POLICIES.values())
     queries = bound_queries()[:1]
-    splits, fields = probe("delegate", amd_target, queries, len(policies) + 1, num_fields=9)
+    splits, fields = probe("delegate", amd_target, queries, len(policies) + 1, num_fields=10)
     expected = [
         (
             *dataclasses.astuple(policy),
             *(policy.segment_capacity, policy.whole_columns, policy.item_capacity),
+            policy.loose_groups,
         )
         for policy in policies
     ]
-    np.testing.assert_array_equal(fields, [*expected, (UNWRITTEN,) * 9])
+    np.testing.assert_array_equal(fields, [*expected, (UNWRITTEN,) * 10])
     assert (splits == UNWRITTEN).all()  # a row of this lineage is never split
 
 
@@ -363,8 +364,20 @@ def greatest_rows(columns):
     return np.random.default_rng(1).permuted(rows, axis=1)
 
 
-def _greatest_body(variant, columns, target, seed):
-    logits = greatest_rows(columns)
+def crowded_rows():
+    """Rows of more delegates above a low bound than segments are gathered of, some of them equal.
+
+    The greatest are in pairs that share a group, and so in fewer than k groups.
+    """
+    rows = np.zeros((3, 4096, 16), np.float32)
+    held = np.r_[0:400, 2048:2448]
+    rows[:, held, 3] = 1 + np.arange(held.size) * np.float32(2**-20)
+    rows[1, held, 9] = 1
+    rows[2, held, 3] = 1
+    return rows.reshape(3, -1)
+
+
+def _greatest_body(variant, logits, target, seed):
     outcome = targets.run(target, variant, logits, 512, values=True, tie_break="lowest", seed=seed)
     return _judged(
         find_violations(logits, outcome.indices, values=outcome.values, tie_break="lowest")
@@ -374,9 +387,10 @@ def _greatest_body(variant, columns, target, seed):
 def greatest_checks(variant, target, seed):
     """Cuts at the greatest logits, of rows that a block keeps whole and of longer ones."""
     some = verify.checks("workloads", variant, target, seed)[0]
-    for columns in (3000, 40003):
-        body = functools.partial(_greatest_body, variant, columns, target, seed)
-        yield dataclasses.replace(some, id=f"greatest-{columns}", k=512, body=body)
+    named = {f"greatest-{columns}": greatest_rows(columns) for columns in (3000, 40003)}
+    for name, logits in (named | {"crowded": crowded_rows()}).items():
+        body = functools.partial(_greatest_body, variant, logits, target, seed)
+        yield dataclasses.replace(some, id=name, k=512, body=body)
 
 
 def test_delegates_tell_the_greatest_logits_apart(amd_target):
@@ -1035,20 +1049,35 @@ PAGING_CHANGES = {
 DELEGATE_CHANGES = {
     "segments-at-the-floor-lost": (
         "delegate_lists",
-        "kept.at_least(floor)",
-        "kept.at_least(floor + 1u)",
+        "kept.above(bar)",
+        "kept.above(bar + 1u)",
     ),
     "bound-of-too-few-groups": (
         "delegate_kernels",
         "with_keys >= static_cast<uint32_t>(k)",
         "with_keys >= static_cast<uint32_t>(k) / 8u",
     ),
-    "infinite-ones-are-equal": (
+    "groups-of-neg-inf-left-out": (
         "delegate_kernels",
-        "cut.low < greatest_finite_key",
-        "cut.low <= greatest_finite_key",
+        "if (bound.above + bound.inside < k) bound.low = lowest_key;",
+        "",
     ),
-    "nan-is-less": ("delegate_kernels", "!(kept.logit(i) < least)", "kept.logit(i) >= least"),
+    "nan-above-infinity-lost": (
+        "delegate_kernels",
+        "is_one_key && cut.low != inf_key &&",
+        "is_one_key &&",
+    ),
+    "nan-is-less": ("delegate_kernels", "!(kept.logit(i) < passing)", "kept.logit(i) >= passing"),
+    "least-key-of-a-negative-place": (
+        "key_range",
+        "~first_key(~place + 1) + 1u",
+        "~first_key(~place + 1) + 2u",
+    ),
+    "last-of-equal-items": (
+        "delegate_lists",
+        "if (key == equal) visit(~position);",
+        "if (key == equal) visit(position);",
+    ),
     "last-rank-of-a-bin": ("narrow_range", "inclusive >= rank", "inclusive > rank"),
     "worst-ties-first": ("delegate_lists", "other_key > key ||", "other_key < key ||"),
     "last-of-equal-ties": (

@@ -69,11 +69,11 @@ NUM_DIGIT_PASSES = 3  # of the AITER lineage: 12 or 11 bits of the key each, the
 NUM_SHARED_STEPS = 4  # of a shared histogram: half bins, and up to three digits of the ties' keys
 NUM_HALF_BINS = 4096
 
-# Bits of a key's place in its range that a pass of the delegate selection fixes. One pass is over
-# groups, one over items with a focus; of delegates, items, and kept logits twice, each may take a
-# first one with a dead zone.
+# Bits of a key's place in its range that a pass of the delegate selection fixes. Passes are over
+# groups, over items with a focus, then over delegates, items, and kept logits twice.
 RANGE_BITS = 8
-NUM_DELEGATE_PASSES = 2 + 4 * (1 + -(-32 // RANGE_BITS))
+MOST_GROUP_PASSES = 3
+NUM_DELEGATE_PASSES = MOST_GROUP_PASSES + 1 + 4 * -(-32 // RANGE_BITS)
 
 # The one NaN: complement key 0, bin 0 in every step.
 NAN_BITS = np.uint32(0x7FFFFFFF)

@@ -32,11 +32,17 @@ from numba import njit, types
 
 from topk_lab import schedules
 from topk_lab.contract.words import ORDERS, TIE_BREAKS, check_word
-from topk_lab.keys import NEG_INF_BITS, NUM_DELEGATE_PASSES, canonical_bits, canonical_key
+from topk_lab.keys import (
+    MOST_GROUP_PASSES,
+    NEG_INF_BITS,
+    NUM_DELEGATE_PASSES,
+    canonical_bits,
+    canonical_key,
+)
 from topk_lab.reference.key_range import (
     COMPARED_TIES,
-    GREATEST_FINITE_KEY,
     GREATEST_KEY,
+    INF_KEY,
     LOWEST_KEY,
     UNCOUNTED,
     KeyRange,
@@ -67,6 +73,16 @@ class Member(NamedTuple):
     segment_capacity: int
     whole_columns: int
     item_capacity: int
+    loose_groups: int
+
+
+class Bound(NamedTuple):
+    """A key that the k-th is at least, if `is_one`; else -inf's."""
+
+    low: int
+    top: int  # the greatest key of the row
+    is_one: bool
+    is_shared: bool  # whether it may well be the k-th key itself, and that of many
 
 
 class Segments(NamedTuple):
@@ -214,7 +230,8 @@ def greatest_kept(kept, misplaced, member):
 def bound_cut(groups, fours, member, k, records):
     """Step "cut": a key that at least k keys reach, from the greatest keys of groups of them.
 
-    The k-th of these is at most the k-th key, where so many groups have one.
+    The k-th of these is at most the k-th key, where so many groups have one. Where groups of -inf
+    alone are needed to make k, it is -inf.
 
     Parameters
     ----------
@@ -227,18 +244,31 @@ def bound_cut(groups, fours, member, k, records):
 
     Returns
     -------
-    bound : KeyRange
-        Its `low` is that key; -inf's where there are too few groups.
-    top : int64
-        The greatest key of all.
+    Bound
     """
-    bound = tighten(groups, KeyRange(LOWEST_KEY, GREATEST_KEY, 0, UNCOUNTED))
-    top = bound.top
-    if member.num_groups * min(fours, member.block_size) < k:
-        bound = KeyRange(LOWEST_KEY, top, 0, UNCOUNTED)
-    elif not is_one_key(bound):
-        bound = narrow_once(groups, bound, k, True, 0, records)
-    return bound, top
+    least = GREATEST_KEY
+    top = LOWEST_KEY
+    for i in range(groups.size):
+        key = np.int64(groups[i])
+        if key > LOWEST_KEY:
+            least = min(least, key)
+            top = max(top, key)
+    is_one = member.num_groups * min(fours, member.block_size) >= k
+    if not is_one or top == LOWEST_KEY:
+        return Bound(LOWEST_KEY, top, is_one, is_one)
+    span = KeyRange(least, top, 0, UNCOUNTED)
+    # A bin of many leaves the bound far below the k-th of them.
+    for number in range(MOST_GROUP_PASSES):
+        span = narrow_once(groups, span, k, 0, records)
+        if span.inside <= member.loose_groups or number == MOST_GROUP_PASSES - 1:
+            break
+        span = tighten(groups, span)
+        if is_one_key(span):
+            break
+    if span.above + span.inside < k:
+        return Bound(LOWEST_KEY, top, True, True)
+    is_tied = is_one_key(span) and span.inside > member.loose_groups
+    return Bound(span.low, top, True, is_tied or span.low == least)
 
 
 # ---- step "choose" -------------------------------------------------------------------------------
@@ -311,18 +341,17 @@ def list_in_order(maxima, cut, at_cut, expected, listed):
 
 
 @njit
-def choose_segments(maxima, bound, top, member, k, listed, records):
+def choose_segments(maxima, bound, member, k, listed, records):
     """Step "choose": the segments to be read again.
 
     Those whose delegates pass the bound; where they are too many, those of a narrower cut. Where
-    that is one key, those above it alone: `list_in_order` adds the others.
+    that is one key, those above it alone: `list_in_order` adds the others. So too at first where
+    many may share the bound.
 
     Parameters
     ----------
     maxima : (count,) uint32
-    bound : KeyRange
-    top : int64
-        As `bound_cut` returns them.
+    bound : Bound
     member : Member
     k : int64
     listed : (segment_capacity,) int64
@@ -338,16 +367,20 @@ def choose_segments(maxima, bound, top, member, k, listed, records):
     num : int64
         How many are listed.
     """
-    cut = KeyRange(bound.low, top, 0, UNCOUNTED)
+    cut = KeyRange(bound.low, bound.top, 0, UNCOUNTED)
     at_cut = UNCOUNTED
     num = UNCOUNTED
-    if bound.low > LOWEST_KEY and not is_one_key(bound):
-        num = list_segments(maxima, bound.low, listed)
+    if bound.is_one:
+        num = list_segments(maxima, bound.low + bound.is_shared, listed)
     if num > member.segment_capacity:
-        cut = narrow_range(maxima, cut, k, can_be_gathered, member.segment_capacity, records)
+        cut = narrow_range(maxima, cut, k, False, can_be_gathered, member.segment_capacity, records)
         if not can_be_gathered(cut, member.segment_capacity):
             at_cut = k - cut.above
         num = list_segments(maxima, cut.low + (at_cut != UNCOUNTED), listed)
+    elif bound.is_shared and num < k:
+        at_cut = k - num
+    elif bound.is_shared:
+        cut = KeyRange(bound.low + 1, bound.top, 0, UNCOUNTED)
     return cut, at_cut, num
 
 
@@ -440,7 +473,8 @@ def write_winners(keys, positions, span, answer):
 def write_best_items(keys, positions, span, answer, records):
     """Write the k best of the items.
 
-    The k-th key of few enough items lies near their cut: the first pass spends its bins there.
+    The k-th key of few enough items lies near their cut: the first pass spends its bins there. More
+    equal ones than can be compared are told apart by their positions.
 
     Parameters
     ----------
@@ -451,20 +485,30 @@ def write_best_items(keys, positions, span, answer, records):
     answer : (k,) int32
         Written.
     records : PassRecords
-
-    Returns
-    -------
-    bool
-        False, and nothing is written, where more of them are equal than can be compared.
     """
     k = answer.size
+    # A floor that is no bound says nothing of where they lie.
+    is_bound = span.low > LOWEST_KEY + 1
+    if not is_bound:
+        span = tighten(keys, span)
     if not can_be_compared(span, k) and not is_one_key(span):
-        span = narrow_once(keys, span, k, True, ITEMS_FOCUS, records)
-    span = narrow_range(keys, span, k, can_be_compared, k, records)
-    if not can_be_compared(span, k):
-        return False
-    write_winners(keys, positions, span, answer)
-    return True
+        span = narrow_once(keys, span, k, ITEMS_FOCUS if is_bound else 0, records)
+    span = narrow_range(keys, span, k, False, can_be_compared, k, records)
+    if can_be_compared(span, k):
+        write_winners(keys, positions, span, answer)
+        return
+    # The lowest first; what is above them comes before all, what is below behind.
+    equal = span.low
+    places = np.zeros(keys.size, np.uint32)
+    for i in range(keys.size):
+        if keys[i] == equal:
+            places[i] = GREATEST_KEY - 1 - positions[i]
+        elif keys[i] > equal:
+            places[i] = GREATEST_KEY
+    span = KeyRange(1, GREATEST_KEY - 1, span.above, span.inside)
+    none = PassRecords(np.empty((NUM_DELEGATE_PASSES, 0), np.uint32), np.zeros(1, np.int64))
+    span = narrow_range(places, span, k, False, can_be_compared, k, none)
+    write_winners(places, positions, span, answer)
 
 
 @njit
@@ -528,14 +572,15 @@ def tell_apart(row, maxima, listed, expected, kept, cut, at_cut, top, answer, re
     """
     k = answer.size
     in_order = maxima.size == 0
+    is_tight = cut.low > LOWEST_KEY
     span = KeyRange(cut.low, top, 0, UNCOUNTED)
     if at_cut == UNCOUNTED or in_order:
-        span = narrow_range(kept.keys, span, k, can_be_compared, k, records)
+        span = narrow_range(kept.keys, span, k, is_tight, can_be_compared, k, records)
     if not in_order and not can_be_compared(span, k):
         list_in_order(maxima, cut.low, at_cut, expected, listed)
         kept = load_kept(row, listed[:expected])
         span = KeyRange(cut.low, top, 0, UNCOUNTED)
-        span = narrow_range(kept.keys, span, k, can_be_compared, k, records)
+        span = narrow_range(kept.keys, span, k, is_tight, can_be_compared, k, records)
     record_end(records, k)
     write_winners(kept.keys, kept.positions, span, answer)
     if not can_be_compared(span, k):
@@ -543,7 +588,7 @@ def tell_apart(row, maxima, listed, expected, kept, cut, at_cut, top, answer, re
 
 
 @njit
-def select_long(row, member, answer, records):
+def choose_positions(row, member, answer, records):
     """Write the k best of a row of more than k logits.
 
     Parameters
@@ -563,31 +608,31 @@ def select_long(row, member, answer, records):
         maxima = np.empty(0, np.uint32)
         kept = load_kept(row, listed)
         groups = greatest_kept(kept, row.lead % 4, member)
-        bound, top = bound_cut(groups, (length - min(length, 4)) // 4, member, k, records)
-        cut = KeyRange(bound.low, top, 0, UNCOUNTED)
+        bound = bound_cut(groups, (length - min(length, 4)) // 4, member, k, records)
+        cut = KeyRange(bound.low, bound.top, 0, UNCOUNTED)
         at_cut = UNCOUNTED
     else:
         listed = np.empty(member.segment_capacity, np.int64)
         maxima = np.empty(row.count, np.uint32)
         reduce_segments(row, maxima)
         groups = greatest_delegates(maxima, member)
-        bound, top = bound_cut(groups, row.count // 4, member, k, records)
-        cut, at_cut, num = choose_segments(maxima, bound, top, member, k, listed, records)
+        bound = bound_cut(groups, row.count // 4, member, k, records)
+        cut, at_cut, num = choose_segments(maxima, bound, member, k, listed, records)
         kept = load_kept(row, listed[:num])
     # Of a cut that is one key, those above it may do. Logits are compared with the floor as floats,
-    # so that it has to be a finite one's; where every logit passes, only a short row has few.
-    one_key = at_cut != UNCOUNTED or is_one_key(cut) or (whole and is_one_key(bound))
+    # so that it has to be one's that is no NaN; where every logit passes, only a short row has few.
+    one_key = at_cut != UNCOUNTED or is_one_key(cut) or (whole and bound.is_shared)
     floor = cut.low + one_key
-    comparable = LOWEST_KEY < floor <= GREATEST_FINITE_KEY
+    comparable = LOWEST_KEY < floor <= INF_KEY
     listable = comparable or (floor == LOWEST_KEY and length <= member.item_capacity)
     items, num_items = list_items(kept, floor if listable else UNREACHED, member.item_capacity)
     expected = num if at_cut == UNCOUNTED else k
     if k <= num_items <= member.item_capacity:
-        span = KeyRange(floor, top, 0, num_items)
-        if write_best_items(kept.keys[items], kept.positions[items], span, answer, records):
-            record_end(records, k)
-            return
-    if one_key and comparable and num_items < k and num_items <= member.item_capacity:
+        span = KeyRange(floor, bound.top, 0, num_items)
+        write_best_items(kept.keys[items], kept.positions[items], span, answer, records)
+        record_end(records, k)
+        return
+    if one_key and cut.low != INF_KEY and num_items < k and num_items <= member.item_capacity:
         # They are among the k best, and what is left is equal.
         answer[:num_items] = kept.positions[items]
         if not whole:
@@ -596,7 +641,7 @@ def select_long(row, member, answer, records):
         record_end(records, k)
         write_equal(kept, cut.low, num_items, answer)
         return
-    tell_apart(row, maxima, listed, expected, kept, cut, at_cut, top, answer, records)
+    tell_apart(row, maxima, listed, expected, kept, cut, at_cut, bound.top, answer, records)
 
 
 @njit
@@ -650,7 +695,7 @@ def select_by_delegates(
             count = (leads[row] + length + member.segment - 1) // member.segment
             segments = Segments(keys, leads[row], member.segment, count)
             records = PassRecords(steps[row, 0], np.zeros(1, np.int64))
-            select_long(segments, member, indices[row], records)
+            choose_positions(segments, member, indices[row], records)
         else:
             for slot in range(k):
                 indices[row, slot] = slot if slot < length else -1

@@ -21,8 +21,8 @@ from topk_lab.reference.trace_record import TRACE_STEP, record_histogram, record
 
 __all__ = [
     "COMPARED_TIES",
-    "GREATEST_FINITE_KEY",
     "GREATEST_KEY",
+    "INF_KEY",
     "LOWEST_KEY",
     "UNCOUNTED",
     "KeyRange",
@@ -41,10 +41,12 @@ UNCOUNTED = 0x7FFFFFFF
 ZERO_KEY = 0x80000000
 LOWEST_KEY = 0x007FFFFF  # of -inf
 GREATEST_FINITE_KEY = 0xFF7FFFFF
+INF_KEY = 0xFF800000
 GREATEST_KEY = 0xFFFFFFFF
 
-DEAD_OCTAVES = 3
-ONE_OCTAVE = 1 << 23
+MANTISSA_BITS = 23
+ONE_OCTAVE = 1 << MANTISSA_BITS
+LEAST_EXPONENT = 24  # of the magnitudes that fixed-point numbers are scaled to
 
 COMPARED_TIES = 64  # so many keys of one bin are told apart by comparing each with each
 
@@ -63,14 +65,12 @@ class KeyRange(NamedTuple):
 class KeyBins(NamedTuple):
     """A monotone map of a range's keys onto bins, the best first.
 
-    The distance below `top`, the dead zone skipped, shifted right. Keys above it are in the first
-    bin too.
+    How many places below the range's top, shifted right. Keys above that are in the first bin too.
     """
 
-    low: int
-    dead_low: int  # keys in [dead_low, dead_high] are as one; both are the top where there are none
-    dead_high: int
-    top: int  # place of the greatest key, or of a lower one
+    exponent: int  # greatest of a logit that is told apart, where places are by value; else 0
+    low: int  # place of the lowest key
+    top: int  # places that the greatest key is above it, or a lower one
     shift: int
 
 
@@ -102,66 +102,102 @@ def contains(span, key):
 
 
 @njit
-def key_bins(span, skip_tiny, focus):
-    """Cut a range into bins: (KeyRange, bool, int64) -> KeyBins.
-
-    Where a range has both signs, most of its keys are those of tiny magnitudes. With `skip_tiny`
-    those below 2^-3 of its greatest magnitude are taken for one; a range that lies among them has
-    none such the next time. Bins are spent on the lowest ``2**-focus`` of the range.
-    """
-    dead_low = span.top
-    dead_high = span.top
-    if skip_tiny and span.low < ZERO_KEY and span.top > ZERO_KEY:
-        upper = span.top - ZERO_KEY
-        lower = ZERO_KEY - 1 - span.low
-        # What isn't finite says nothing of the magnitudes.
-        if span.top > GREATEST_FINITE_KEY:
-            upper = lower
-        if span.low <= LOWEST_KEY:
-            lower = upper
-        dead = max(upper, lower) - DEAD_OCTAVES * ONE_OCTAVE
-        if dead > 0 and ZERO_KEY - dead > span.low and ZERO_KEY + dead < span.top:
-            dead_low = ZERO_KEY - dead
-            dead_high = ZERO_KEY + dead
-    top = place(KeyBins(span.low, dead_low, dead_high, 0, 0), span.top) >> focus
-    bits = 0
-    while top >> bits:
-        bits += 1
-    return KeyBins(span.low, dead_low, dead_high, top, max(bits - RANGE_BITS, 0))
+def has_both_signs(span):
+    """Whether logits below and above zero are in a range: KeyRange -> bool."""
+    return span.low < ZERO_KEY < span.top
 
 
 @njit
-def place(bins, key):
-    """Where a key stands in its range, from 0: (KeyBins, int64) -> int64."""
-    return min(key, bins.dead_low) - bins.low + max(key, bins.dead_high) - bins.dead_high
+def value_exponent(span):
+    """Exponent of the greatest magnitude in a range of both signs: KeyRange -> int64.
+
+    What isn't finite says nothing of the magnitudes.
+    """
+    upper = 0 if span.top > GREATEST_FINITE_KEY else span.top - ZERO_KEY
+    lower = 0 if span.low <= LOWEST_KEY else ZERO_KEY - 1 - span.low
+    return max(max(upper, lower) >> MANTISSA_BITS, LEAST_EXPONENT)
+
+
+@njit
+def key_bins(span, exponent, focus):
+    """Cut a range into bins: (KeyRange, int64, int64) -> KeyBins.
+
+    Where a range has both signs, most of its keys are those of tiny magnitudes, but few of its
+    logits are: with an `exponent`, places are those of the logits as fixed-point numbers. Bins are
+    spent on the lowest ``2**-focus`` of the range.
+    """
+    low = place_of(exponent, span.low)
+    top = (place_of(exponent, span.top) - low) >> focus
+    bits = 0
+    while top >> bits:
+        bits += 1
+    return KeyBins(exponent, low, top, max(bits - RANGE_BITS, 0))
+
+
+@njit
+def place_of(exponent, key):
+    """Where a key stands among all: (int64, int64) -> int64.
+
+    By value, a magnitude is a fixed-point number of 24 bits, and all bits of that are turned if it
+    is negative. One beyond `exponent` is taken for the next number, and so is a NaN.
+    """
+    if exponent == 0:
+        return key
+    negative = key < ZERO_KEY
+    magnitude = ZERO_KEY - 1 - key if negative else key - ZERO_KEY
+    own = magnitude >> MANTISSA_BITS
+    mantissa = magnitude & (ONE_OCTAVE - 1) | (ONE_OCTAVE if own > 0 else 0)
+    place = mantissa >> min(exponent - max(own, 1), 63) if own <= exponent else 2 * ONE_OCTAVE
+    return ~place if negative else place
+
+
+@njit
+def first_key_of(exponent, place):
+    """The lowest key of a place that is no negative logit's: (int64, int64) -> int64."""
+    bits = 0
+    while place >> bits:
+        bits += 1
+    if bits == 0:
+        return ZERO_KEY
+    own = exponent + bits - (MANTISSA_BITS + 1)
+    mantissa = (place << (MANTISSA_BITS + 2 - bits)) >> 1
+    return ZERO_KEY + (own << MANTISSA_BITS) + (mantissa & (ONE_OCTAVE - 1))
 
 
 @njit
 def bin_of(bins, key):
     """Bin of a key in the range: (KeyBins, int64) -> int64 in [0, 256)."""
-    return max(bins.top - place(bins, key), 0) >> bins.shift
+    return max(bins.top - (place_of(bins.exponent, key) - bins.low), 0) >> bins.shift
 
 
 @njit
 def lowest_key_at(bins, at):
-    """The lowest key of a place: (KeyBins, int64) -> int64."""
-    below = bins.dead_low - bins.low
-    return bins.low + at if at <= below else bins.dead_high + at - below
+    """The lowest key so many places above the lowest one: (KeyBins, int64) -> int64."""
+    place = bins.low + at
+    if bins.exponent == 0:
+        return place
+    if place < 0:
+        return GREATEST_KEY - first_key_of(bins.exponent, ~place + 1) + 1
+    return first_key_of(bins.exponent, place)
 
 
 @njit
 def greatest_key_at(bins, at):
-    """The greatest key of a place: (KeyBins, int64) -> int64."""
-    below = bins.dead_low - bins.low
-    return bins.low + at if at < below else bins.dead_high + at - below
+    """The greatest key so many places above the lowest one: (KeyBins, int64) -> int64."""
+    place = bins.low + at
+    if bins.exponent == 0:
+        return place
+    if place < 0:
+        return GREATEST_KEY - first_key_of(bins.exponent, ~place)
+    return first_key_of(bins.exponent, place + 1) - 1
 
 
 @njit
 def find_ranked_bin(histogram, rank):
     """The bin that holds the rank-th key.
 
-    Before: ``0 < rank <= sum(histogram)``. After: ``above < rank <= above + population``, where
-    `above` is the population of all earlier bins; exactly one bin qualifies.
+    Before: ``0 < rank``. After: ``above < rank <= above + population``, where `above` is the
+    population of all earlier bins, for exactly one bin; or, if there are fewer keys, the last one.
 
     Parameters
     ----------
@@ -174,7 +210,7 @@ def find_ranked_bin(histogram, rank):
     """
     ranked = 0
     above = np.int64(0)
-    while above + np.int64(histogram[ranked]) < rank:
+    while ranked < RANGE_BINS - 1 and above + np.int64(histogram[ranked]) < rank:
         above += np.int64(histogram[ranked])
         ranked += 1
     return RankedBin(ranked, np.int64(histogram[ranked]), above)
@@ -201,7 +237,7 @@ def record_end(records, k):
 
 
 @njit
-def narrow_once(keys, span, k, skip_tiny, focus, records):
+def narrow_in(bins, keys, span, k, records):
     """Step "cut": one pass.
 
     Before: ``low < top``, and the k-th key is in the range. After: the range is what the threshold
@@ -209,19 +245,17 @@ def narrow_once(keys, span, k, skip_tiny, focus, records):
 
     Parameters
     ----------
+    bins : KeyBins
+        Of the range.
     keys : (num,) uint32
     span : KeyRange
     k : int64
-    skip_tiny : bool
-    focus : int64
-        As for `key_bins`.
     records : PassRecords
 
     Returns
     -------
     KeyRange
     """
-    bins = key_bins(span, skip_tiny, focus)
     histogram = np.zeros(RANGE_BINS, np.uint32)
     for i in range(keys.size):
         key = np.int64(keys[i])
@@ -235,6 +269,27 @@ def narrow_once(keys, span, k, skip_tiny, focus, records):
     above = span.above + found.above
     record_pass(records, histogram, span.low, found, above)
     return KeyRange(low, top, above, found.population)
+
+
+@njit
+def narrow_once(keys, span, k, focus, records):
+    """One pass with bins of logits evenly far apart where the range has both signs, else of keys.
+
+    Parameters
+    ----------
+    keys : (num,) uint32
+    span : KeyRange
+    k : int64
+    focus : int64
+        As for `key_bins`.
+    records : PassRecords
+
+    Returns
+    -------
+    KeyRange
+    """
+    exponent = value_exponent(span) if has_both_signs(span) else 0
+    return narrow_in(key_bins(span, exponent, focus), keys, span, k, records)
 
 
 @njit
@@ -263,16 +318,18 @@ def tighten(keys, span):
 
 
 @njit
-def narrow_range(keys, span, k, enough, limit, records):
+def narrow_range(keys, span, k, is_tight, enough, limit, records):
     """Step "cut": passes until ``enough(range, limit)``, or the range is one key.
 
-    Each begins with the keys that are there, and makes the range 256 times smaller.
+    Each begins with the keys that are there, the first one if `is_tight` doesn't tell that they
+    span the range, and makes the range 256 times smaller.
 
     Parameters
     ----------
     keys : (num,) uint32
     span : KeyRange
     k : int64
+    is_tight : bool
     enough : compiled function
         `can_be_gathered` or `can_be_compared`.
     limit : int64
@@ -283,11 +340,11 @@ def narrow_range(keys, span, k, enough, limit, records):
     -------
     KeyRange
     """
-    skip_tiny = True
     while not enough(span, limit):
-        span = tighten(keys, span)
+        if not is_tight:
+            span = tighten(keys, span)
+        is_tight = False
         if is_one_key(span):
             break
-        span = narrow_once(keys, span, k, skip_tiny, 0, records)
-        skip_tiny = False
+        span = narrow_in(key_bins(span, 0, 0), keys, span, k, records)
     return span

@@ -7,7 +7,7 @@
 //   3. The logits that pass the cut are told apart, and the k best of them written.
 //
 // Why the answer is exact: at least k delegates pass the cut, hence at least k logits, and every logit that
-// passes lies in a segment whose delegate does. Where so many delegates are equal that their segments are
+// passes lies in a segment whose delegate does. Where so many delegates are equal that their segments may be
 // more than a block keeps, the cut becomes one key, T: all segments above it are taken, fewer than k, and
 // of those at it the lowest, to make k. Each of these has a logit at T, so that no more ties are wanted
 // than they hold; and they hold the lowest.
@@ -31,6 +31,8 @@ template <int Segment>
 __device__ __forceinline__ void reduce_row(const DelegateParams& params) {
   const TopKParams& call = params.paged.call;
   const int32_t row = static_cast<int32_t>(blockIdx.x);
+  await_launch_ahead();
+  let_next_launch_begin();
   if (row >= call.num_rows) return;
   const RowBounds bounds = row_bounds(call, row);
   if (bounds.length <= call.k || bounds.length <= params.whole_columns) return;
@@ -42,45 +44,20 @@ __device__ __forceinline__ void reduce_row(const DelegateParams& params) {
                   wave, waves * static_cast<uint32_t>(params.blocks_per_row));
 }
 
-// Launch: grid (num_rows), Policy.block_size threads; 1 <= k <= Policy.max_k; whole_columns are the
-// policy's.
+// Puts the positions of the k best of a row in the answer's slots, in no order; ~0u where there are fewer.
+// Before: the storage's counts and histograms are zero, by the next barrier at the latest; where the row has
+// delegates, they are kept as far as there is room for them.
 template <DelegatePolicy Policy, bool Traced>
-__device__ __forceinline__ void select_by_delegates(const DelegateParams& params) {
-  const TopKParams& call = params.paged.call;
-  __shared__ DelegateStorage<Policy> storage;
-  DelegateStorage<Policy>& lds = addressed_once(storage);
-  const int32_t row = static_cast<int32_t>(blockIdx.x);
-  const int32_t k = call.k;
+__device__ __forceinline__ void choose_positions(DelegateStorage<Policy>& lds,
+                                                 const RowSlice& slice, int32_t k,
+                                                 const uint32_t* of_row,
+                                                 KeptDelegates<Policy>& kept_delegates,
+                                                 PassRecords<Traced>& records) {
   const uint32_t thread = threadIdx.x;
-  PassRecords<Traced> records{};
-  if constexpr (Traced) {
-    records.next = call.trace + static_cast<int64_t>(row) * num_delegate_passes;
-  }
-  // Delegates are read before the length is known, as far as shapes say that there is room for them.
-  const uint32_t* of_row = params.delegates + static_cast<int64_t>(row) * params.delegates_stride;
-  KeptDelegates<Policy> kept_delegates;
-  if (call.num_cols > whole_columns<Policy>) {
-    kept_delegates.load(of_row, static_cast<uint32_t>(params.delegates_stride));
-  }
-  if (thread < range_bins) {
-    lds.histograms[0][thread] = 0;
-    lds.histograms[1][thread] = 0;
-  }
-  if (thread == 0) {
-    lds.num_segments = 0;
-    lds.num_items = 0;
-    lds.num_written = 0;
-    lds.num_ties = 0;
-  }
-  const RowBounds bounds = row_bounds(call, row);
-  const RowSlice slice{row_logits(call, row, bounds), bounds.length};
-  const auto write = [&](int32_t slot, uint32_t position) {
-    write_paged_slot(params.paged, row, slot, static_cast<int32_t>(position), slice.logits);
-  };
   if (slice.length <= k) {
 #pragma unroll 1
     for (int32_t i = static_cast<int32_t>(thread); i < k; i += Policy.block_size) {
-      write(i, i < slice.length ? i : ~0u);
+      lds.answer[i] = i < slice.length ? i : ~0u;
     }
     return;
   }
@@ -110,35 +87,53 @@ __device__ __forceinline__ void select_by_delegates(const DelegateParams& params
   const uint32_t fours = (whole ? segments.length - beside : segments.count) / 4u;
   const uint32_t with_keys = fours < Policy.block_size ? fours : Policy.block_size;
   const bool is_bounded = num_groups<Policy> * with_keys >= static_cast<uint32_t>(k);
-  KeyRange bound{0xffffffffu, 0u, 0, uncounted};
+  // Where groups of -inf alone are needed to make k, it is -inf.
+  KeyRange bound{0xffffffffu, lowest_key, 0, uncounted};
 #pragma unroll
   for (int i = 0; i < num_groups<Policy>; ++i) {
-    bound.low = greatest[i] != 0u && greatest[i] < bound.low ? greatest[i] : bound.low;
+    bound.low = greatest[i] > lowest_key && greatest[i] < bound.low ? greatest[i] : bound.low;
     bound.top = greatest[i] > bound.top ? greatest[i] : bound.top;
   }
   block_extremes(lds, bound.low, bound.top);
   const uint32_t top = bound.top;
-  if (!is_bounded) {
+  const uint32_t least = bound.low;
+  if (!is_bounded || top == lowest_key) {
     bound.low = lowest_key;
-  } else if (!bound.is_one_key()) {
+  } else {
     const Visited groups{[&](auto visit) {
 #pragma unroll
       for (int i = 0; i < num_groups<Policy>; ++i) visit(greatest[i]);
     }};
-    narrow_once(lds.histograms[0], groups, bound, k, true, 0, records);
+    // A bin of many leaves the bound far below the k-th of them.
+#pragma unroll 1
+    for (int pass = 1;; ++pass) {
+      narrow_once(lds.histograms[0], groups, bound, k, 0, records);
+      if (bound.inside <= loose_groups<Policy> || pass == most_group_passes) break;
+      __syncthreads();
+      if (thread < range_bins) lds.histograms[0][thread] = 0;
+      tighten(lds, groups, bound);
+      if (bound.is_one_key()) break;
+    }
+    if (bound.above + bound.inside < k) bound.low = lowest_key;
   }
 
   // Segments whose delegates pass the bound; where they are too many, those of a narrower cut. Where that is
-  // one key, at first those above it alone.
+  // one key, at first those above it alone; so too where the bound is the least of the groups' keys, for then
+  // it is often a key that many share.
   KeyRange cut{bound.low, top, 0, uncounted};
   int32_t at_cut = uncounted;
+  bool is_shared =
+      is_bounded && (bound.low == lowest_key || bound.low == least ||
+                     (bound.is_one_key() && bound.inside > loose_groups<Policy>));
   if (!whole) {
-    const bool may_fit = bound.low > lowest_key && !bound.is_one_key();
-    if (may_fit) list_segments(lds, delegates, kept_delegates, bound.low);
-    if (!may_fit || lds.num_segments > segment_capacity<Policy>) {
+    if (is_bounded) {
+      list_segments(lds, delegates, kept_delegates, bound.low - (is_shared ? 0u : 1u));
+    }
+    if (!is_bounded || lds.num_segments > segment_capacity<Policy>) {
+      is_shared = false;
       const Visited all{[&](auto visit) { kept_delegates.visit_all(delegates, visit); }};
       narrow_range(
-          lds, all, cut, k,
+          lds, all, cut, k, false,
           [](const KeyRange& left) {
             return left.inside <= segment_capacity<Policy> - left.above;
           },
@@ -147,7 +142,12 @@ __device__ __forceinline__ void select_by_delegates(const DelegateParams& params
       if (thread == 0) lds.num_segments = 0;
       __syncthreads();
       list_segments(lds, delegates, kept_delegates,
-                    at_cut == uncounted ? cut.low : cut.low + 1u);
+                    cut.low - (at_cut == uncounted ? 1u : 0u));
+    } else if (is_shared && lds.num_segments < k) {
+      at_cut = k - lds.num_segments;
+    } else if (is_shared) {
+      ++cut.low;
+      is_shared = false;
     }
     quads.listed = lds.segments;
     quads.count = quads.in_segment * static_cast<uint32_t>(lds.num_segments);
@@ -156,15 +156,15 @@ __device__ __forceinline__ void select_by_delegates(const DelegateParams& params
 
   // Logits that pass the cut, told apart where they are few. Of a cut that is one key, those above it may
   // do.
-  const bool is_one_key = at_cut != uncounted || cut.is_one_key() || (whole && bound.is_one_key());
-  const uint32_t floor = is_one_key ? cut.low + 1u : cut.low;
+  const bool is_one_key = at_cut != uncounted || cut.is_one_key() || is_shared;
+  const uint32_t bar = cut.low - (is_one_key ? 0u : 1u);
   Marks<KeptRow<Policy>::count> marks{};
-  if (floor > lowest_key && floor <= greatest_finite_key) {
+  if (bar >= lowest_key && bar < inf_key) {
     // A NaN is not less than anything, and passes.
-    const float least = key_logit(floor);
-    marks = kept.marks([&](int i) { return !(kept.logit(i) < least); });
-  } else if (floor == lowest_key && slice.length <= item_capacity<Policy>) {
-    marks = kept.marks([&](int i) { return kept.key(i) != 0u; });
+    const float passing = key_logit(bar + 1u);
+    marks = kept.marks([&](int i) { return !(kept.logit(i) < passing); });
+  } else if (bar < lowest_key && slice.length <= item_capacity<Policy>) {
+    marks = kept.marks([&](int i) { return kept.is_there(i); });
   }
   list_items(lds, marks);
   const int32_t num_items = lds.num_items;
@@ -175,18 +175,16 @@ __device__ __forceinline__ void select_by_delegates(const DelegateParams& params
       lds.items[i] = position;
       lds.item_keys[i] = delegate_key(slice.logits[position]);
     }
-    if (write_best_items(lds, KeyRange{floor, top, 0, num_items}, k, write, records)) {
-      record_end();
-      return;
-    }
+    write_best_items(lds, KeyRange{bar + 1u, top, 0, num_items}, k, records);
+    record_end();
+    return;
   }
-  if (is_one_key && cut.low < greatest_finite_key && num_items < k &&
-      num_items <= item_capacity<Policy>) {
+  if (is_one_key && cut.low != inf_key && num_items < k && num_items <= item_capacity<Policy>) {
     // All that lies above the cut are items, and among the k best; what is left is equal: the lowest of
     // it, so that segments have to rise.
 #pragma unroll 1
     for (int32_t i = static_cast<int32_t>(thread); i < num_items; i += Policy.block_size) {
-      write(i, kept.number_position(quads, lds.items[i]));
+      lds.answer[i] = kept.number_position(quads, lds.items[i]);
     }
     if (!whole) {
       const int32_t expected = at_cut == uncounted ? lds.num_segments : k;
@@ -195,7 +193,7 @@ __device__ __forceinline__ void select_by_delegates(const DelegateParams& params
     }
     kept.load(quads);
     record_end();
-    write_equal(lds, quads, kept, cut.low, num_items, k, write);
+    write_equal(lds, quads, kept, cut.low, num_items, k);
     return;
   }
 
@@ -210,8 +208,8 @@ __device__ __forceinline__ void select_by_delegates(const DelegateParams& params
       kept.load(quads);
       range = {cut.low, top, 0, uncounted};
       narrow_range(
-          lds, kept, range, k, [&](const KeyRange& left) { return can_be_compared(left, k); },
-          records);
+          lds, kept, range, k, cut.low > lowest_key,
+          [&](const KeyRange& left) { return can_be_compared(left, k); }, records);
       if (in_order || can_be_compared(range, k)) break;
     }
     list_in_order(lds, delegates, cut.low, at_cut, expected);
@@ -220,13 +218,13 @@ __device__ __forceinline__ void select_by_delegates(const DelegateParams& params
   }
   record_end();
   const bool takes_all = range.above + range.inside == k;
-  const uint32_t bar = takes_all ? range.low - 1u : range.top;
-  const auto winners = kept.marks([&](int i) { return kept.key(i) > bar; });
+  const uint32_t below_winners = takes_all ? range.low - 1u : range.top;
+  const auto winners = kept.marks([&](int i) { return kept.key(i) > below_winners; });
   int32_t slot = reserve(&lds.num_written, winners.count());
-  winners.visit([&](uint32_t i) { write(slot++, kept.position(quads, i)); });
+  winners.visit([&](uint32_t i) { lds.answer[slot++] = kept.position(quads, i); });
   if (takes_all) return;
   if (!can_be_compared(range, k)) {
-    write_equal(lds, quads, kept, range.low, range.above, k, write);
+    write_equal(lds, quads, kept, range.low, range.above, k);
     return;
   }
   const auto ties = kept.marks([&](int i) { return range.contains(kept.key(i)); });
@@ -234,7 +232,50 @@ __device__ __forceinline__ void select_by_delegates(const DelegateParams& params
     const uint32_t position = kept.position(quads, i);
     add_tie(lds, delegate_key(slice.logits[position]), position);
   });
-  write_best_ties(lds, range, k, write);
+  write_best_ties(lds, range, k);
+}
+
+// Launch: grid (num_rows), Policy.block_size threads; 1 <= k <= Policy.max_k; whole_columns are the
+// policy's.
+template <DelegatePolicy Policy, bool Traced>
+__device__ __forceinline__ void select_by_delegates(const DelegateParams& params) {
+  const TopKParams& call = params.paged.call;
+  __shared__ DelegateStorage<Policy> storage;
+  DelegateStorage<Policy>& lds = addressed_once(storage);
+  const int32_t row = static_cast<int32_t>(blockIdx.x);
+  const uint32_t thread = threadIdx.x;
+  PassRecords<Traced> records{};
+  if constexpr (Traced) {
+    records.next = call.trace + static_cast<int64_t>(row) * num_delegate_passes;
+  }
+  if (thread < range_bins) {
+    lds.histograms[0][thread] = 0;
+    lds.histograms[1][thread] = 0;
+  }
+  if (thread == 0) {
+    lds.num_segments = 0;
+    lds.num_items = 0;
+    lds.num_written = 0;
+    lds.num_ties = 0;
+  }
+  // The launch that reduces lets this one begin when the lengths are final, but not its delegates. They are
+  // read before the length has come, as far as shapes say that there is room for them.
+  const bool reduced = call.num_cols > whole_columns<Policy>;
+  if (!reduced) await_launch_ahead();
+  const RowBounds bounds = row_bounds(call, row);
+  const uint32_t* of_row = params.delegates + static_cast<int64_t>(row) * params.delegates_stride;
+  KeptDelegates<Policy> kept_delegates;
+  if (reduced) {
+    await_launch_ahead();
+    kept_delegates.load(of_row, static_cast<uint32_t>(params.delegates_stride));
+  }
+  const RowSlice slice{row_logits(call, row, bounds), bounds.length};
+  choose_positions(lds, slice, call.k, of_row, kept_delegates, records);
+  __syncthreads();
+#pragma unroll 1
+  for (int32_t slot = static_cast<int32_t>(thread); slot < call.k; slot += Policy.block_size) {
+    write_paged_slot(params.paged, row, slot, static_cast<int32_t>(lds.answer[slot]), slice.logits);
+  }
 }
 
 }  // namespace topk_lab

@@ -18,13 +18,13 @@ struct Visited {
 template <class Each>
 Visited(Each) -> Visited<Each>;
 
-// Lists the segments whose delegates are at least `floor`, in no order. After (barrier included):
+// Lists the segments whose delegates are above `bar`, in no order. After (barrier included):
 // num_segments counts those that found no place too.
 template <DelegatePolicy Policy>
 __device__ __forceinline__ void list_segments(DelegateStorage<Policy>& lds,
                                               const Delegates<Policy>& all,
-                                              const KeptDelegates<Policy>& kept, uint32_t floor) {
-  const auto marks = kept.at_least(floor);
+                                              const KeptDelegates<Policy>& kept, uint32_t bar) {
+  const auto marks = kept.above(bar);
   int32_t place = reserve(&lds.num_segments, marks.count());
   if (place < segment_capacity<Policy>) {
     marks.visit([&](uint32_t i) {
@@ -36,7 +36,7 @@ __device__ __forceinline__ void list_segments(DelegateStorage<Policy>& lds,
     const uint32_t keys[4] = {four.x, four.y, four.z, four.w};
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      if (keys[i] < floor) continue;
+      if (keys[i] <= bar) continue;
       const int32_t own = atomicAdd(&lds.num_segments, 1);
       if (own < segment_capacity<Policy>) lds.segments[own] = first + i;
     }
@@ -102,9 +102,9 @@ __device__ __forceinline__ void add_tie(DelegateStorage<Policy>& lds, uint32_t k
 
 // Writes the best of the ties that were added, which are all of the range, behind what is above it: of
 // equal ones those of the lowest positions.
-template <DelegatePolicy Policy, class Write>
-__device__ __forceinline__ void write_best_ties(const DelegateStorage<Policy>& lds,
-                                                const KeyRange& range, int32_t k, Write write) {
+template <DelegatePolicy Policy>
+__device__ __forceinline__ void write_best_ties(DelegateStorage<Policy>& lds,
+                                                const KeyRange& range, int32_t k) {
   __syncthreads();
   const int32_t tie = static_cast<int32_t>(threadIdx.x);
   if (tie >= range.inside) return;
@@ -118,7 +118,7 @@ __device__ __forceinline__ void write_best_ties(const DelegateStorage<Policy>& l
         other_key > key || (other_key == key && lds.tie_positions[other] < position);
     rank += better ? 1 : 0;
   }
-  if (range.above + rank < k) write(range.above + rank, position);
+  if (range.above + rank < k) lds.answer[range.above + rank] = position;
 }
 
 // The k-th key of few enough items lies near their cut: bins are spent on that part of the range.
@@ -128,53 +128,70 @@ __device__ __forceinline__ bool can_be_compared(const KeyRange& range, int32_t k
   return range.above + range.inside == k || range.inside <= compared_ties;
 }
 
-// Writes the k best of the items. Before: `range` holds all of them, k at least. Returns false, and has
-// written nothing, where more of them are equal than can be compared.
-template <DelegatePolicy Policy, bool Traced, class Write>
-__device__ __forceinline__ bool write_best_items(DelegateStorage<Policy>& lds, KeyRange range,
-                                                 int32_t k, Write write,
-                                                 PassRecords<Traced>& records) {
+// Writes the k best of the items. Before: `range` holds all of them, k at least.
+template <DelegatePolicy Policy, bool Traced>
+__device__ __forceinline__ void write_best_items(DelegateStorage<Policy>& lds, KeyRange range,
+                                                 int32_t k, PassRecords<Traced>& records) {
   const int32_t num_items = range.inside;
-  const Visited items{[&](auto visit) {
+  const auto each_item = [&](auto visit) {
 #pragma unroll 1
     for (int32_t i = static_cast<int32_t>(threadIdx.x); i < num_items; i += Policy.block_size) {
-      visit(lds.item_keys[i]);
+      visit(lds.item_keys[i], lds.items[i]);
     }
-  }};
+  };
+  const Visited items{[&](auto visit) { each_item([&](uint32_t key, uint32_t) { visit(key); }); }};
   const auto enough = [&](const KeyRange& left) { return can_be_compared(left, k); };
+  // A floor that is no bound says nothing of where they lie.
+  const bool is_bound = range.low > lowest_key + 1u;
+  if (!is_bound) tighten(lds, items, range);
   if (!enough(range) && !range.is_one_key()) {
-    narrow_once(lds.histograms[1], items, range, k, true, items_focus, records);
+    narrow_once(lds.histograms[1], items, range, k, is_bound ? items_focus : 0, records);
   }
-  narrow_range(lds, items, range, k, enough, records);
-  if (!enough(range)) return false;
+  narrow_range(lds, items, range, k, false, enough, records);
+  // More equal ones than can be compared are told apart by their positions, the lowest first.
+  const bool are_equal = !enough(range);
+  const uint32_t equal = range.low;
+  if (are_equal) {
+    range = {0u, ~0u, range.above, range.inside};
+    const Visited places{[&](auto visit) {
+      each_item([&](uint32_t key, uint32_t position) {
+        if (key == equal) visit(~position);
+      });
+    }};
+    PassRecords<false> none{};
+    narrow_range(lds, places, range, k, false, enough, none);
+  }
   const bool takes_all = range.above + range.inside == k;
 #pragma unroll 1
   for (int32_t first = 0; first < num_items; first += Policy.block_size) {
     const int32_t i = first + static_cast<int32_t>(threadIdx.x);
     const uint32_t key = i < num_items ? lds.item_keys[i] : 0u;
-    const bool inside = range.contains(key);
-    const bool wins = key > range.top || (takes_all && inside);
+    const uint32_t position = i < num_items ? lds.items[i] : 0u;
+    const bool is_equal = are_equal && key == equal;
+    const uint32_t rank = is_equal ? ~position : key;
+    const bool is_better = are_equal ? key > equal || (is_equal && rank > range.top) : rank > range.top;
+    const bool inside = (!are_equal || is_equal) && range.contains(rank);
+    const bool wins = is_better || (takes_all && inside);
     const unsigned long long lanes = __ballot(wins);
     int32_t base = 0;
     if (lane_index() == 0 && lanes != 0) base = atomicAdd(&lds.num_written, __popcll(lanes));
     base = __shfl(base, 0);
     if (wins) {
-      write(base + lanes_below(lanes), lds.items[i]);
+      lds.answer[base + lanes_below(lanes)] = position;
     } else if (inside) {
-      add_tie(lds, key, lds.items[i]);
+      add_tie(lds, key, position);
     }
   }
-  if (!takes_all) write_best_ties(lds, range, k, write);
-  return true;
+  if (!takes_all) write_best_ties(lds, range, k);
 }
 
 // Writes those of the kept logits that equal `cut`, the lowest positions first, from slot `above` on.
 // Before: the quads' positions rise.
-template <DelegatePolicy Policy, class Write>
+template <DelegatePolicy Policy>
 __device__ __forceinline__ void write_equal(DelegateStorage<Policy>& lds,
                                             const RowQuads<Policy>& quads,
                                             const KeptRow<Policy>& kept, uint32_t cut,
-                                            int32_t above, int32_t k, Write write) {
+                                            int32_t above, int32_t k) {
 #pragma unroll
   for (int i = 0; i < Policy.quads; ++i) {
     uint32_t bits = 0;
@@ -185,25 +202,24 @@ __device__ __forceinline__ void write_equal(DelegateStorage<Policy>& lds,
   // What lies before the first whole quad comes first, what lies behind the last comes last.
   const bool beside = kept.key(kept.count - 1) == cut;
   const int32_t head = block_count(lds, beside && threadIdx.x < 4);
-  const uint32_t first = threadIdx.x * Policy.quads;
-  int32_t own = 0;
-#pragma unroll 1
-  for (int i = 0; i < Policy.quads; ++i) own += __popc(lds.tie_bits[first + i]);
-  const ScanResult ties = block_exclusive_sum(lds.scan, own);
-  int32_t slot = above + head + ties.exclusive;
+  int32_t slot = above + head;
 #pragma unroll 1
   for (int i = 0; i < Policy.quads && slot < k; ++i) {
-    uint32_t left = lds.tie_bits[first + i];
-    if (left == 0) continue;
-    const uint32_t position = quads.position(first + i);
-    for (; left != 0 && slot < k; left &= left - 1) {
-      write(slot++, position + static_cast<uint32_t>(__ffs(static_cast<int>(left)) - 1));
+    uint32_t left = lds.tie_bits[quads.own_quad(i)];
+    const ScanResult ties = block_exclusive_sum(lds.scan, __popc(left));
+    int32_t own = slot + ties.exclusive;
+    const uint32_t position = left != 0 ? quads.position(quads.own_quad(i)) : 0u;
+    for (; left != 0 && own < k; left &= left - 1) {
+      lds.answer[own++] = position + static_cast<uint32_t>(__ffs(static_cast<int>(left)) - 1);
     }
+    slot += ties.total;
+    __syncthreads();
   }
   const unsigned long long lanes = __ballot(beside);
   if (!beside) return;
-  slot = above + lanes_below(lanes) + (threadIdx.x < 4 ? 0 : ties.total);
-  if (slot < k) write(slot, kept.position_beside(quads.row));
+  // Lanes below those that have what comes last have what comes first.
+  const int32_t own = lanes_below(lanes) + (threadIdx.x < 4 ? above : slot - head);
+  if (own < k) lds.answer[own] = kept.position_beside(quads.row);
 }
 
 }  // namespace topk_lab

@@ -56,4 +56,8 @@ inline constexpr int num_groups = 4 * Policy.max_k <= Policy.block_size       ? 
                                   : 4 * Policy.max_k <= 2 * Policy.block_size ? 2
                                                                               : 4;
 
+// So many groups in the bin of the k-th are too many for a bound.
+template <DelegatePolicy Policy>
+inline constexpr int loose_groups = Policy.max_k / 5;
+
 }  // namespace topk_lab

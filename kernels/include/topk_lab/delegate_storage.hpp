@@ -14,10 +14,13 @@ struct DelegateStorage {
   static constexpr int num_waves = Policy.block_size / wave_size;
   static constexpr int item_places = item_capacity<Policy> > 0 ? item_capacity<Policy> : 1;
   alignas(16) int32_t histograms[2][range_bins];  // the first pass over each kind of keys finds one zero
-  uint32_t item_keys[item_places];
+  union {
+    uint32_t item_keys[item_places];
+    uint8_t tie_bits[Policy.quads * Policy.block_size];  // of each quad, where items have no keys
+  };
   uint32_t items[item_places];                         // numbers of kept logits, then positions
-  uint8_t tie_bits[Policy.quads * Policy.block_size];  // of each quad
   uint32_t segments[segment_capacity<Policy>];
+  uint32_t answer[Policy.max_k];  // positions, before they are written where they are wanted
   uint32_t tie_keys[compared_ties];
   uint32_t tie_positions[compared_ties];
   ScanStorage<Policy.block_size> scan;

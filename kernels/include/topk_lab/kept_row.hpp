@@ -117,11 +117,11 @@ struct KeptDelegates {
     });
   }
 
-  // A bit for each kept one that is at least `floor`.
-  __device__ __forceinline__ Marks<Policy.held> at_least(uint32_t floor) const {
+  // A bit for each kept one that is above `bar`.
+  __device__ __forceinline__ Marks<Policy.held> above(uint32_t bar) const {
     Marks<Policy.held> marks{};
 #pragma unroll
-    for (int i = 0; i < Policy.held; ++i) marks.add(i, keys[i] >= floor);
+    for (int i = 0; i < Policy.held; ++i) marks.add(i, keys[i] > bar);
     return marks;
   }
 
@@ -227,9 +227,10 @@ struct KeptRow {
     const float4& four = quads[i / 4];
     return i % 4 == 0 ? four.x : i % 4 == 1 ? four.y : i % 4 == 2 ? four.z : four.w;
   }
+  __device__ __forceinline__ bool is_there(int i) const { return (there >> (i / 4) & 1u) != 0; }
   // 0 for none: the lowest logit has a greater one.
   __device__ __forceinline__ uint32_t key(int i) const {
-    return (there >> (i / 4) & 1u) != 0 ? delegate_key(here(logit(i))) : 0u;
+    return is_there(i) ? delegate_key(here(logit(i))) : 0u;
   }
 
   template <class Visit>

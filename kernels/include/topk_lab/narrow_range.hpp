@@ -4,10 +4,11 @@
 
 namespace topk_lab {
 
-// Passes of one kind of keys: 32 bits, of which a pass fixes range_bits, and a first one with a dead zone.
-inline constexpr int most_passes_of_a_kind = 1 + (32 + range_bits - 1) / range_bits;
-// One over groups and one over items with a focus, then delegates, items, and kept logits twice.
-inline constexpr int num_delegate_passes = 2 + 4 * most_passes_of_a_kind;
+// Passes of one kind of keys: 32 bits, of which a pass fixes range_bits.
+inline constexpr int most_passes_of_a_kind = (32 + range_bits - 1) / range_bits;
+// Over groups, over items with a focus, then over delegates, items, and kept logits twice.
+inline constexpr int most_group_passes = 3;
+inline constexpr int num_delegate_passes = most_group_passes + 1 + 4 * most_passes_of_a_kind;
 
 // What each pass did, in traced kernels alone.
 template <bool Traced>
@@ -72,8 +73,8 @@ struct RankedBin {
   int32_t above;  // population of all earlier bins
 };
 
-// The bin that holds the rank-th key. Before (barrier passed): 0 < rank <= sum(histogram). After:
-// above < rank <= above + population, for exactly one bin. Every wave finds it for itself, so that none
+// The bin that holds the rank-th key. Before (barrier passed): 0 < rank. After: above < rank <= above +
+// population, for exactly one bin; or, if there are fewer keys, the last one. Every wave finds it for itself, so that none
 // waits for another.
 __device__ __forceinline__ RankedBin find_ranked_bin(const int32_t* histogram, int32_t rank) {
   constexpr int own = range_bins / wave_size;
@@ -85,7 +86,9 @@ __device__ __forceinline__ RankedBin find_ranked_bin(const int32_t* histogram, i
 #pragma unroll
   for (int i = 0; i < own; ++i) population += bins.of[i];
   const int32_t inclusive = wave_inclusive_sum(population);
-  const int lane = __ffsll(static_cast<long long>(__ballot(inclusive >= rank))) - 1;
+  // The last one where no bin holds it.
+  const int lane =
+      (__ffsll(static_cast<long long>(__ballot(inclusive >= rank))) - 1) & (wave_size - 1);
   // Of what follows, that lane's alone is right.
   int32_t above = inclusive - population;
   int32_t bin = lane_index() * own;
@@ -104,11 +107,10 @@ __device__ __forceinline__ RankedBin find_ranked_bin(const int32_t* histogram, i
 
 // One pass. Before: the histogram is zero, by this barrier at the latest; the range's invariant holds, and
 // low < top. After: the range is what the threshold bin holds.
-template <bool Traced, class Keys>
-__device__ __forceinline__ void narrow_once(int32_t* histogram, const Keys& keys, KeyRange& range,
-                                            int32_t k, bool skip_tiny, int focus,
-                                            PassRecords<Traced>& records) {
-  const KeyBins bins = key_bins(range, skip_tiny, focus);
+template <class Bins, bool Traced, class Keys>
+__device__ __forceinline__ void narrow_in(const Bins& bins, int32_t* histogram, const Keys& keys,
+                                          KeyRange& range, int32_t k,
+                                          PassRecords<Traced>& records) {
   keys.visit([&](uint32_t key) {
     if (range.contains(key)) atomicAdd(&histogram[bins.bin(key)], 1);
   });
@@ -122,6 +124,17 @@ __device__ __forceinline__ void narrow_once(int32_t* histogram, const Keys& keys
   range.above += found.above;
   range.inside = found.population;
   records.add(histogram, low, found.bin, found.population, range.above);
+}
+
+// The same with bins of logits that are evenly far apart where the range has both signs, else of keys.
+template <bool Traced, class Keys>
+__device__ __forceinline__ void narrow_once(int32_t* histogram, const Keys& keys, KeyRange& range,
+                                            int32_t k, int focus, PassRecords<Traced>& records) {
+  if (range.low < zero_key && range.top > zero_key) {
+    narrow_in(key_bins(range, FixedPoint(range), focus), histogram, keys, range, k, records);
+  } else {
+    narrow_in(key_bins(range, KeyPlaces{}, focus), histogram, keys, range, k, records);
+  }
 }
 
 // Brings the range's ends to the lowest and the greatest of its keys.
@@ -140,21 +153,24 @@ __device__ __forceinline__ void tighten(DelegateStorage<Policy>& lds, const Keys
   range.top = top;
 }
 
-// Passes until enough(range) or the range is one key. Each begins with the keys that are there, and makes
-// the range 2^range_bits times smaller.
+// Passes until enough(range) or the range is one key. Each begins with the keys that are there, the first one
+// if `is_tight` doesn't tell that they span the range, and makes the range 2^range_bits times smaller.
 template <DelegatePolicy Policy, bool Traced, class Keys, class Enough>
 __device__ __forceinline__ void narrow_range(DelegateStorage<Policy>& lds, const Keys& keys,
-                                             KeyRange& range, int32_t k, Enough enough,
-                                             PassRecords<Traced>& records) {
-  bool skip_tiny = true;
+                                             KeyRange& range, int32_t k, bool is_tight,
+                                             Enough enough, PassRecords<Traced>& records) {
 #pragma unroll 1
   while (!enough(range)) {
     __syncthreads();
     if (threadIdx.x < range_bins) lds.histograms[0][threadIdx.x] = 0;
-    tighten(lds, keys, range);
+    if (is_tight) {
+      __syncthreads();
+    } else {
+      tighten(lds, keys, range);
+    }
+    is_tight = false;
     if (range.is_one_key()) return;
-    narrow_once(lds.histograms[0], keys, range, k, skip_tiny, 0, records);
-    skip_tiny = false;
+    narrow_in(key_bins(range, KeyPlaces{}, 0), lds.histograms[0], keys, range, k, records);
   }
 }
 

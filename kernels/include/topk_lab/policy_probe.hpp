@@ -104,7 +104,7 @@ template <DelegatePolicy Policy>
 __device__ __forceinline__ void probe_delegate_policy(const PolicyProbeParams& params,
                                                       int32_t row) {
   if (blockIdx.x != 0 || threadIdx.x != 0 || row >= params.num_policies) return;
-  int32_t* fields = params.fields + 9 * row;
+  int32_t* fields = params.fields + 10 * row;
   fields[0] = Policy.block_size;
   fields[1] = Policy.blocks_per_unit;
   fields[2] = Policy.segment;
@@ -114,6 +114,7 @@ __device__ __forceinline__ void probe_delegate_policy(const PolicyProbeParams& p
   fields[6] = segment_capacity<Policy>;
   fields[7] = whole_columns<Policy>;
   fields[8] = item_capacity<Policy>;
+  fields[9] = loose_groups<Policy>;
 }
 
 }  // namespace topk_lab
