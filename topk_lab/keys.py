@@ -70,10 +70,11 @@ NUM_SHARED_STEPS = 4  # of a shared histogram: half bins, and up to three digits
 NUM_HALF_BINS = 4096
 
 # Bits of a key's place in its range that a pass of the delegate selection fixes. Passes are over
-# groups, over items with a focus, then over delegates, items, and kept logits twice.
+# groups of delegates and of logits, over items with a focus, then over delegates, items, and kept
+# logits twice.
 RANGE_BITS = 8
 MOST_GROUP_PASSES = 3
-NUM_DELEGATE_PASSES = MOST_GROUP_PASSES + 1 + 4 * -(-32 // RANGE_BITS)
+NUM_DELEGATE_PASSES = 2 * MOST_GROUP_PASSES + 1 + 4 * -(-32 // RANGE_BITS)
 
 # The one NaN: complement key 0, bin 0 in every step.
 NAN_BITS = np.uint32(0x7FFFFFFF)

@@ -60,7 +60,7 @@ NUM_STEPS = 4
 NUM_PASSES = 5
 NUM_DIGIT_PASSES = 3
 NUM_SHARED_STEPS = 4
-NUM_DELEGATE_PASSES = 20
+NUM_DELEGATE_PASSES = 23
 
 # A row's part of the workspace where blocks share its histogram.
 NUM_HALF_BINS = 4096

@@ -60,7 +60,7 @@ from topk_lab.schedules import Variant
 
 __all__ = ["select"]
 
-UNREACHED = GREATEST_KEY + 1  # a floor that no key passes
+TURN = 3  # by so many in 16 a thread goes on from one of its quads to the next
 ITEMS_FOCUS = 2  # bins are spent on the lowest quarter of a range of items
 
 
@@ -69,20 +69,12 @@ class Member(NamedTuple):
 
     block_size: int
     segment: int  # columns of one
+    held: int  # delegates that a thread keeps
     num_groups: int  # of a thread's keys
     segment_capacity: int
     whole_columns: int
     item_capacity: int
     loose_groups: int
-
-
-class Bound(NamedTuple):
-    """A key that the k-th is at least, if `is_one`; else -inf's."""
-
-    low: int
-    top: int  # the greatest key of the row
-    is_one: bool
-    is_shared: bool  # whether it may well be the k-th key itself, and that of many
 
 
 class Segments(NamedTuple):
@@ -102,6 +94,7 @@ class KeptRow(NamedTuple):
 
     keys: np.ndarray  # (num,) uint32
     positions: np.ndarray  # (num,) int32
+    quads: np.ndarray  # (num,) int32, the place of its quad among all that are kept; -1 beside any
     head: int  # logits of the row before its first whole quad
     tail: int  # position behind its last whole quad
     num_whole: int  # of those kept, the first ones, that lie in whole quads
@@ -145,14 +138,18 @@ def load_kept(row, listed):
     """
     misplaced = row.lead % 4
     length = row.keys.size
+    # All of the row begins where its first quad does.
+    first = row.lead // 4 if listed.size == row.count else 0
     head = min(-misplaced % 4, length)
     tail = max((length + misplaced) // 4 * 4 - misplaced, head)
     positions = np.empty(min(listed.size * row.size, length) + head + length - tail, np.int32)
+    quads = np.full(positions.size, -1, np.int32)
     num = 0
     for i in range(listed.size):
         begin = listed[i] * row.size - row.lead
         for position in range(max(begin, head), min(begin + row.size, tail)):
             positions[num] = position
+            quads[num] = (i * row.size + position - begin) // 4 - first
             num += 1
     num_whole = num
     for position in range(head):
@@ -162,7 +159,7 @@ def load_kept(row, listed):
         positions[num] = position
         num += 1
     positions = positions[:num]
-    return KeptRow(row.keys[positions], positions, head, tail, num_whole)
+    return KeptRow(row.keys[positions], positions, quads[:num], head, tail, num_whole)
 
 
 # ---- step "cut" ----------------------------------------------------------------------------------
@@ -171,6 +168,8 @@ def load_kept(row, listed):
 @njit
 def greatest_delegates(maxima, member):
     """The greatest delegate of each group of each thread; threads take four neighbours in turns.
+
+    From run to run of those that are kept, they change groups.
 
     Parameters
     ----------
@@ -184,20 +183,22 @@ def greatest_delegates(maxima, member):
     """
     groups = np.zeros(member.block_size * member.num_groups, np.uint32)
     for i in range(maxima.size):
+        run = i // (4 * member.block_size)
+        turned = run if 4 * run < member.held else 0
         thread = i // 4 % member.block_size
-        group = thread * member.num_groups + i % member.num_groups
+        group = thread * member.num_groups + (i % 4 + turned) % member.num_groups
         groups[group] = max(groups[group], maxima[i])
     return groups
 
 
 @njit
 def greatest_kept(kept, misplaced, member):
-    """The greatest logit of each group of each thread; threads take whole quads in turns.
+    """The greatest logit of each group of each thread; threads take quads in turns, which turn.
 
     Parameters
     ----------
     kept : KeptRow
-        A whole row.
+        A whole row, or segments that rise.
     misplaced : int64
         Columns that lie before the row on the 16 bytes that it begins in.
     member : Member
@@ -213,7 +214,9 @@ def greatest_kept(kept, misplaced, member):
         position = np.int64(kept.positions[i])
         group = 0
         if i < kept.num_whole:
-            thread = (position + misplaced) // 4 % member.block_size
+            place = np.int64(kept.quads[i])
+            turned = (place - TURN * (place // member.block_size)) % 16
+            thread = (place // 16 * 16 + turned) % member.block_size
             group = (position + misplaced) % member.num_groups
         elif position < kept.head:
             thread = position
@@ -227,24 +230,26 @@ def greatest_kept(kept, misplaced, member):
 
 
 @njit
-def bound_cut(groups, fours, member, k, records):
-    """Step "cut": a key that at least k keys reach, from the greatest keys of groups of them.
+def bound_of_groups(groups, member, k, records):
+    """Step "cut": a key that the k-th is at least: the k-th of the greatest keys of groups.
 
-    The k-th of these is at most the k-th key, where so many groups have one. Where groups of -inf
-    alone are needed to make k, it is -inf.
+    Where groups of -inf alone are needed to make k, it is -inf.
 
     Parameters
     ----------
     groups : (block_size * num_groups,) uint32
-    fours : int64
-        Of neighbours among the keys: one is in all groups of a thread.
+        Any key is in one at most.
     member : Member
     k : int64
     records : PassRecords
 
     Returns
     -------
-    Bound
+    bound : KeyRange
+        Its `low` is that key. It is one key where many may share it, so that it may well be the
+        k-th itself: -inf, the least of the groups' keys, or all that passes left.
+    top : int64
+        The greatest key.
     """
     least = GREATEST_KEY
     top = LOWEST_KEY
@@ -253,9 +258,9 @@ def bound_cut(groups, fours, member, k, records):
         if key > LOWEST_KEY:
             least = min(least, key)
             top = max(top, key)
-    is_one = member.num_groups * min(fours, member.block_size) >= k
-    if not is_one or top == LOWEST_KEY:
-        return Bound(LOWEST_KEY, top, is_one, is_one)
+    lowest = KeyRange(LOWEST_KEY, LOWEST_KEY, 0, UNCOUNTED)
+    if top == LOWEST_KEY:
+        return lowest, top
     span = KeyRange(least, top, 0, UNCOUNTED)
     # A bin of many leaves the bound far below the k-th of them.
     for number in range(MOST_GROUP_PASSES):
@@ -266,9 +271,9 @@ def bound_cut(groups, fours, member, k, records):
         if is_one_key(span):
             break
     if span.above + span.inside < k:
-        return Bound(LOWEST_KEY, top, True, True)
-    is_tied = is_one_key(span) and span.inside > member.loose_groups
-    return Bound(span.low, top, True, is_tied or span.low == least)
+        return lowest, top
+    is_shared = span.low == least or (is_one_key(span) and span.inside > member.loose_groups)
+    return KeyRange(span.low, span.low if is_shared else top, 0, UNCOUNTED), top
 
 
 # ---- step "choose" -------------------------------------------------------------------------------
@@ -341,17 +346,18 @@ def list_in_order(maxima, cut, at_cut, expected, listed):
 
 
 @njit
-def choose_segments(maxima, bound, member, k, listed, records):
+def choose_segments(maxima, bound, top, member, k, listed, records):
     """Step "choose": the segments to be read again.
 
     Those whose delegates pass the bound; where they are too many, those of a narrower cut. Where
-    that is one key, those above it alone: `list_in_order` adds the others. So too at first where
-    many may share the bound.
+    that is one key, those above it alone: `list_in_order` adds the others.
 
     Parameters
     ----------
     maxima : (count,) uint32
-    bound : Bound
+    bound : KeyRange
+    top : int64
+        As `bound_of_groups` returns them.
     member : Member
     k : int64
     listed : (segment_capacity,) int64
@@ -362,37 +368,40 @@ def choose_segments(maxima, bound, member, k, listed, records):
     -------
     cut : KeyRange
         At least k delegates reach its `low`.
+    one_key : bool
+        Whether more of them may than are listed, which are then above it.
     at_cut : int64
         How many segments at the cut are wanted, if not all.
     num : int64
         How many are listed.
     """
-    cut = KeyRange(bound.low, bound.top, 0, UNCOUNTED)
+    cut = KeyRange(bound.low, top, 0, UNCOUNTED)
+    one_key = is_one_key(bound)
     at_cut = UNCOUNTED
-    num = UNCOUNTED
-    if bound.is_one:
-        num = list_segments(maxima, bound.low + bound.is_shared, listed)
+    num = list_segments(maxima, bound.low + one_key, listed)
     if num > member.segment_capacity:
         cut = narrow_range(maxima, cut, k, False, can_be_gathered, member.segment_capacity, records)
         if not can_be_gathered(cut, member.segment_capacity):
             at_cut = k - cut.above
+        one_key = at_cut != UNCOUNTED or is_one_key(cut)
         num = list_segments(maxima, cut.low + (at_cut != UNCOUNTED), listed)
-    elif bound.is_shared and num < k:
+    elif one_key and num < k:
         at_cut = k - num
-    elif bound.is_shared:
-        cut = KeyRange(bound.low + 1, bound.top, 0, UNCOUNTED)
-    return cut, at_cut, num
+    elif one_key:
+        cut = KeyRange(bound.low + 1, top, 0, UNCOUNTED)
+        one_key = False
+    return cut, one_key, at_cut, num
 
 
 @njit
-def list_items(kept, floor, item_capacity):
-    """Step "choose": the logits that pass a cut, to be told apart where they are few.
+def list_items(kept, bar, item_capacity):
+    """Step "choose": the logits above a bar, to be told apart where they are few.
 
     Parameters
     ----------
     kept : KeptRow
-    floor : int64
-        The lowest key that passes.
+    bar : int64
+        None passes one that is below the keys of all, or above those of all but NaN.
     item_capacity : int64
 
     Returns
@@ -404,11 +413,12 @@ def list_items(kept, floor, item_capacity):
     """
     items = np.empty(item_capacity, np.int64)
     num = 0
-    for i in range(kept.keys.size):
-        if kept.keys[i] >= floor:
-            if num < item_capacity:
-                items[num] = i
-            num += 1
+    if LOWEST_KEY <= bar < INF_KEY:
+        for i in range(kept.keys.size):
+            if kept.keys[i] > bar:
+                if num < item_capacity:
+                    items[num] = i
+                num += 1
     return items[: min(num, item_capacity)], num
 
 
@@ -544,7 +554,9 @@ def write_equal(kept, cut, above, answer):
 
 
 @njit
-def tell_apart(row, maxima, listed, expected, kept, cut, at_cut, top, answer, records):
+def tell_apart(
+    row, maxima, listed, expected, in_order, kept, cut, at_cut, low, top, answer, records
+):
     """Write the k best of all that is listed, whatever its size.
 
     Where more logits are equal than can be compared, the lowest of them are wanted, so that their
@@ -559,27 +571,30 @@ def tell_apart(row, maxima, listed, expected, kept, cut, at_cut, top, answer, re
         Written where they have to rise.
     expected : int64
         How many of them there are then.
+    in_order : bool
+        Whether they do.
     kept : KeptRow
         Of those that are listed.
     cut : KeyRange
     at_cut : int64
-        As `choose_segments` returns it.
+        As `choose_segments` returns them.
+    low : int64
+        The k-th key is that at least,
     top : int64
-        The greatest key of the row.
+        and no key of the row is above this.
     answer : (k,) int32
         Written.
     records : PassRecords
     """
     k = answer.size
-    in_order = maxima.size == 0
-    is_tight = cut.low > LOWEST_KEY
-    span = KeyRange(cut.low, top, 0, UNCOUNTED)
+    is_tight = low > LOWEST_KEY
+    span = KeyRange(low, top, 0, UNCOUNTED)
     if at_cut == UNCOUNTED or in_order:
         span = narrow_range(kept.keys, span, k, is_tight, can_be_compared, k, records)
     if not in_order and not can_be_compared(span, k):
         list_in_order(maxima, cut.low, at_cut, expected, listed)
         kept = load_kept(row, listed[:expected])
-        span = KeyRange(cut.low, top, 0, UNCOUNTED)
+        span = KeyRange(low, top, 0, UNCOUNTED)
         span = narrow_range(kept.keys, span, k, is_tight, can_be_compared, k, records)
     record_end(records, k)
     write_winners(kept.keys, kept.positions, span, answer)
@@ -600,48 +615,58 @@ def choose_positions(row, member, answer, records):
     records : PassRecords
     """
     k = answer.size
-    length = row.keys.size
-    whole = length <= member.whole_columns
+    misplaced = row.lead % 4
+    whole = row.keys.size <= member.whole_columns
     if whole:
         listed = np.arange(row.count)
         num = row.count
         maxima = np.empty(0, np.uint32)
         kept = load_kept(row, listed)
-        groups = greatest_kept(kept, row.lead % 4, member)
-        bound = bound_cut(groups, (length - min(length, 4)) // 4, member, k, records)
-        cut = KeyRange(bound.low, bound.top, 0, UNCOUNTED)
+        bound, top = bound_of_groups(greatest_kept(kept, misplaced, member), member, k, records)
+        cut = KeyRange(bound.low, top, 0, UNCOUNTED)
+        one_key = is_one_key(bound)
         at_cut = UNCOUNTED
     else:
         listed = np.empty(member.segment_capacity, np.int64)
         maxima = np.empty(row.count, np.uint32)
         reduce_segments(row, maxima)
-        groups = greatest_delegates(maxima, member)
-        bound = bound_cut(groups, row.count // 4, member, k, records)
-        cut, at_cut, num = choose_segments(maxima, bound, member, k, listed, records)
+        bound, top = bound_of_groups(greatest_delegates(maxima, member), member, k, records)
+        cut, one_key, at_cut, num = choose_segments(maxima, bound, top, member, k, listed, records)
         kept = load_kept(row, listed[:num])
-    # Of a cut that is one key, those above it may do. Logits are compared with the floor as floats,
-    # so that it has to be one's that is no NaN; where every logit passes, only a short row has few.
-    one_key = at_cut != UNCOUNTED or is_one_key(cut) or (whole and bound.is_shared)
-    floor = cut.low + one_key
-    comparable = LOWEST_KEY < floor <= INF_KEY
-    listable = comparable or (floor == LOWEST_KEY and length <= member.item_capacity)
-    items, num_items = list_items(kept, floor if listable else UNREACHED, member.item_capacity)
+    # Of a cut that is one key, those above it may do.
+    low = cut.low
+    bar = low - (not one_key)
+    items, num_items = list_items(kept, bar, member.item_capacity)
+    in_order = whole
+    if num_items > member.item_capacity > 0 and not whole:
+        # Segments hold more of the best than their delegates tell: groups of what was gathered
+        # bound the k-th anew.
+        list_in_order(maxima, cut.low, UNCOUNTED if at_cut == UNCOUNTED else 0, num, listed)
+        in_order = True
+        kept = load_kept(row, listed[:num])
+        bound, top = bound_of_groups(greatest_kept(kept, misplaced, member), member, k, records)
+        low = bound.low
+        one_key = is_one_key(bound)
+        bar = low - (not one_key)
+        items, num_items = list_items(kept, bar, member.item_capacity)
     expected = num if at_cut == UNCOUNTED else k
     if k <= num_items <= member.item_capacity:
-        span = KeyRange(floor, bound.top, 0, num_items)
+        span = KeyRange(bar + 1, top, 0, num_items)
         write_best_items(kept.keys[items], kept.positions[items], span, answer, records)
         record_end(records, k)
         return
-    if one_key and cut.low != INF_KEY and num_items < k and num_items <= member.item_capacity:
+    if one_key and low != INF_KEY and num_items < k and num_items <= member.item_capacity:
         # They are among the k best, and what is left is equal.
         answer[:num_items] = kept.positions[items]
-        if not whole:
+        if not in_order:
             list_in_order(maxima, cut.low, at_cut, expected, listed)
             kept = load_kept(row, listed[:expected])
         record_end(records, k)
-        write_equal(kept, cut.low, num_items, answer)
+        write_equal(kept, low, num_items, answer)
         return
-    tell_apart(row, maxima, listed, expected, kept, cut, at_cut, bound.top, answer, records)
+    tell_apart(
+        row, maxima, listed, expected, in_order, kept, cut, at_cut, low, top, answer, records
+    )
 
 
 @njit

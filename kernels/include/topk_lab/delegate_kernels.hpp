@@ -4,7 +4,8 @@
 //      delegate. They do nothing but read: no atomics, so that no logits cost more than others.
 //   2. delegate_select, one block a row: a cut is found that at least k delegates pass, and not many more
 //      (the k-th of the greatest keys of groups of them is one). Their segments are gathered.
-//   3. The logits that pass the cut are told apart, and the k best of them written.
+//   3. The logits that pass the cut are told apart, and the k best of them written. Where too many pass, a cut
+//      is found among groups of them as it was among delegates.
 //
 // Why the answer is exact: at least k delegates pass the cut, hence at least k logits, and every logit that
 // passes lies in a segment whose delegate does. Where so many delegates are equal that their segments may be
@@ -44,6 +45,47 @@ __device__ __forceinline__ void reduce_row(const DelegateParams& params) {
                   wave, waves * static_cast<uint32_t>(params.blocks_per_row));
 }
 
+// A key that the k-th is at least: the k-th of the greatest keys of groups, of which any key is in one at most.
+// It is all of the range where many may share it, so that it may well be the k-th itself: it is -inf, where
+// groups of -inf alone are needed to make k, or the least of the groups' keys, or all that passes left.
+// Otherwise `low` is that key. Before: histogram 0 is zero, by the next barrier at the latest. After: `top` is
+// the greatest key.
+template <DelegatePolicy Policy, bool Traced>
+__device__ __forceinline__ KeyRange bound_of_groups(
+    DelegateStorage<Policy>& lds, const uint32_t (&greatest)[num_groups<Policy>], int32_t k,
+    uint32_t& top, PassRecords<Traced>& records) {
+  KeyRange bound{0xffffffffu, lowest_key, 0, uncounted};
+#pragma unroll
+  for (int i = 0; i < num_groups<Policy>; ++i) {
+    bound.low = greatest[i] > lowest_key && greatest[i] < bound.low ? greatest[i] : bound.low;
+    bound.top = greatest[i] > bound.top ? greatest[i] : bound.top;
+  }
+  block_extremes(lds, bound.low, bound.top);
+  top = bound.top;
+  const KeyRange lowest{lowest_key, lowest_key, 0, uncounted};
+  if (top == lowest_key) return lowest;
+  const uint32_t least = bound.low;
+  const Visited groups{[&](auto visit) {
+#pragma unroll
+    for (int i = 0; i < num_groups<Policy>; ++i) visit(greatest[i]);
+  }};
+  // A bin of many leaves the bound far below the k-th of them.
+#pragma unroll 1
+  for (int pass = 1;; ++pass) {
+    narrow_once(lds.histograms[0], groups, bound, k, 0, records);
+    if (bound.inside <= loose_groups<Policy> || pass == most_group_passes) break;
+    __syncthreads();
+    if (threadIdx.x < range_bins) lds.histograms[0][threadIdx.x] = 0;
+    tighten(lds, groups, bound);
+    if (bound.is_one_key()) break;
+  }
+  if (bound.above + bound.inside < k) return lowest;
+  const bool is_shared =
+      bound.low == least || (bound.is_one_key() && bound.inside > loose_groups<Policy>);
+  bound.top = is_shared ? bound.low : top;
+  return bound;
+}
+
 // Puts the positions of the k best of a row in the answer's slots, in no order; ~0u where there are fewer.
 // Before: the storage's counts and histograms are zero, by the next barrier at the latest; where the row has
 // delegates, they are kept as far as there is room for them.
@@ -70,7 +112,8 @@ __device__ __forceinline__ void choose_positions(DelegateStorage<Policy>& lds,
   const Segments<Policy.segment> segments(slice);
   const bool whole = slice.length <= whole_columns<Policy>;
   const Delegates<Policy> delegates{of_row, whole ? 0u : segments.count};
-  RowQuads<Policy> quads{segments, nullptr, (segments.length + segments.misplaced() + 3u) / 4u};
+  RowQuads<Policy> quads{segments, nullptr, (segments.length + segments.misplaced() + 3u) / 4u,
+                         RowQuads<Policy>::turn};
   KeptRow<Policy> kept;
   uint32_t greatest[num_groups<Policy>];
   if (whole) {
@@ -80,57 +123,17 @@ __device__ __forceinline__ void choose_positions(DelegateStorage<Policy>& lds,
     kept_delegates.limit(segments.count);
     kept_delegates.greatest(delegates, greatest);
   }
-
-  // The k-th of the groups' greatest keys is at most the k-th key, where so many groups have one. Four
-  // neighbours are in all of a thread's groups.
-  const uint32_t beside = segments.length < 4u ? segments.length : 4u;
-  const uint32_t fours = (whole ? segments.length - beside : segments.count) / 4u;
-  const uint32_t with_keys = fours < Policy.block_size ? fours : Policy.block_size;
-  const bool is_bounded = num_groups<Policy> * with_keys >= static_cast<uint32_t>(k);
-  // Where groups of -inf alone are needed to make k, it is -inf.
-  KeyRange bound{0xffffffffu, lowest_key, 0, uncounted};
-#pragma unroll
-  for (int i = 0; i < num_groups<Policy>; ++i) {
-    bound.low = greatest[i] > lowest_key && greatest[i] < bound.low ? greatest[i] : bound.low;
-    bound.top = greatest[i] > bound.top ? greatest[i] : bound.top;
-  }
-  block_extremes(lds, bound.low, bound.top);
-  const uint32_t top = bound.top;
-  const uint32_t least = bound.low;
-  if (!is_bounded || top == lowest_key) {
-    bound.low = lowest_key;
-  } else {
-    const Visited groups{[&](auto visit) {
-#pragma unroll
-      for (int i = 0; i < num_groups<Policy>; ++i) visit(greatest[i]);
-    }};
-    // A bin of many leaves the bound far below the k-th of them.
-#pragma unroll 1
-    for (int pass = 1;; ++pass) {
-      narrow_once(lds.histograms[0], groups, bound, k, 0, records);
-      if (bound.inside <= loose_groups<Policy> || pass == most_group_passes) break;
-      __syncthreads();
-      if (thread < range_bins) lds.histograms[0][thread] = 0;
-      tighten(lds, groups, bound);
-      if (bound.is_one_key()) break;
-    }
-    if (bound.above + bound.inside < k) bound.low = lowest_key;
-  }
+  uint32_t top = 0;
+  KeyRange bound = bound_of_groups(lds, greatest, k, top, records);
 
   // Segments whose delegates pass the bound; where they are too many, those of a narrower cut. Where that is
-  // one key, at first those above it alone; so too where the bound is the least of the groups' keys, for then
-  // it is often a key that many share.
+  // one key, at first those above it alone.
   KeyRange cut{bound.low, top, 0, uncounted};
-  int32_t at_cut = uncounted;
-  bool is_shared =
-      is_bounded && (bound.low == lowest_key || bound.low == least ||
-                     (bound.is_one_key() && bound.inside > loose_groups<Policy>));
+  int32_t at_cut = uncounted;  // segments that are wanted of those at the cut, if not all
+  bool is_one_key = bound.is_one_key();
   if (!whole) {
-    if (is_bounded) {
-      list_segments(lds, delegates, kept_delegates, bound.low - (is_shared ? 0u : 1u));
-    }
-    if (!is_bounded || lds.num_segments > segment_capacity<Policy>) {
-      is_shared = false;
+    list_segments(lds, delegates, kept_delegates, bound.low - (is_one_key ? 0u : 1u));
+    if (lds.num_segments > segment_capacity<Policy>) {
       const Visited all{[&](auto visit) { kept_delegates.visit_all(delegates, visit); }};
       narrow_range(
           lds, all, cut, k, false,
@@ -139,15 +142,15 @@ __device__ __forceinline__ void choose_positions(DelegateStorage<Policy>& lds,
           },
           records);
       if (cut.inside > segment_capacity<Policy> - cut.above) at_cut = k - cut.above;
+      is_one_key = at_cut != uncounted || cut.is_one_key();
       if (thread == 0) lds.num_segments = 0;
       __syncthreads();
-      list_segments(lds, delegates, kept_delegates,
-                    cut.low - (at_cut == uncounted ? 1u : 0u));
-    } else if (is_shared && lds.num_segments < k) {
+      list_segments(lds, delegates, kept_delegates, cut.low - (at_cut == uncounted ? 1u : 0u));
+    } else if (is_one_key && lds.num_segments < k) {
       at_cut = k - lds.num_segments;
-    } else if (is_shared) {
+    } else if (is_one_key) {
       ++cut.low;
-      is_shared = false;
+      is_one_key = false;
     }
     quads.listed = lds.segments;
     quads.count = quads.in_segment * static_cast<uint32_t>(lds.num_segments);
@@ -156,18 +159,28 @@ __device__ __forceinline__ void choose_positions(DelegateStorage<Policy>& lds,
 
   // Logits that pass the cut, told apart where they are few. Of a cut that is one key, those above it may
   // do.
-  const bool is_one_key = at_cut != uncounted || cut.is_one_key() || is_shared;
-  const uint32_t bar = cut.low - (is_one_key ? 0u : 1u);
-  Marks<KeptRow<Policy>::count> marks{};
-  if (bar >= lowest_key && bar < inf_key) {
-    // A NaN is not less than anything, and passes.
-    const float passing = key_logit(bar + 1u);
-    marks = kept.marks([&](int i) { return !(kept.logit(i) < passing); });
-  } else if (bar < lowest_key && slice.length <= item_capacity<Policy>) {
-    marks = kept.marks([&](int i) { return kept.is_there(i); });
+  uint32_t low = cut.low;  // the k-th key is that at least
+  uint32_t bar = low - (is_one_key ? 0u : 1u);
+  list_items(lds, kept, bar);
+  int32_t num_items = lds.num_items;
+  bool in_order = whole;
+  if (item_capacity<Policy> > 0 && num_items > item_capacity<Policy> && !whole) {
+    // Segments hold more of the best than their delegates tell: groups of what was gathered bound the k-th
+    // anew. They have to rise, for the groups to be a function of the row.
+    list_in_order(lds, delegates, cut.low, at_cut == uncounted ? uncounted : 0, lds.num_segments);
+    in_order = true;
+    if (thread < range_bins) lds.histograms[0][thread] = 0;
+    if (thread == 0) lds.num_items = 0;
+    kept.load(quads);
+    kept.greatest(greatest);
+    bound = bound_of_groups(lds, greatest, k, top, records);
+    low = bound.low;
+    is_one_key = bound.is_one_key();
+    bar = low - (is_one_key ? 0u : 1u);
+    kept.load(quads);
+    list_items(lds, kept, bar);
+    num_items = lds.num_items;
   }
-  list_items(lds, marks);
-  const int32_t num_items = lds.num_items;
   if (num_items >= k && num_items <= item_capacity<Policy>) {
 #pragma unroll 1
     for (int32_t i = static_cast<int32_t>(thread); i < num_items; i += Policy.block_size) {
@@ -179,36 +192,36 @@ __device__ __forceinline__ void choose_positions(DelegateStorage<Policy>& lds,
     record_end();
     return;
   }
-  if (is_one_key && cut.low != inf_key && num_items < k && num_items <= item_capacity<Policy>) {
+  const int32_t expected = at_cut == uncounted ? lds.num_segments : k;
+  if (is_one_key && low != inf_key && num_items < k && num_items <= item_capacity<Policy>) {
     // All that lies above the cut are items, and among the k best; what is left is equal: the lowest of
     // it, so that segments have to rise.
 #pragma unroll 1
     for (int32_t i = static_cast<int32_t>(thread); i < num_items; i += Policy.block_size) {
       lds.answer[i] = kept.number_position(quads, lds.items[i]);
     }
-    if (!whole) {
-      const int32_t expected = at_cut == uncounted ? lds.num_segments : k;
+    if (!in_order) {
       list_in_order(lds, delegates, cut.low, at_cut, expected);
       quads.count = quads.in_segment * static_cast<uint32_t>(expected);
     }
+    quads.turned = 0;
     kept.load(quads);
     record_end();
-    write_equal(lds, quads, kept, cut.low, num_items, k);
+    write_equal(lds, quads, kept, low, num_items, k);
     return;
   }
 
   // Otherwise all of it is told apart. Where more logits are equal than can be compared, the lowest of them
   // are wanted, so that their segments have to rise.
   KeyRange range{};
-  bool in_order = whole;
-  const int32_t expected = at_cut == uncounted ? lds.num_segments : k;
+  quads.turned = 0;
 #pragma unroll 1
   for (;;) {
     if (at_cut == uncounted || in_order) {
       kept.load(quads);
-      range = {cut.low, top, 0, uncounted};
+      range = {num_items >= k ? bar + 1u : low, top, 0, uncounted};
       narrow_range(
-          lds, kept, range, k, cut.low > lowest_key,
+          lds, kept, range, k, low > lowest_key,
           [&](const KeyRange& left) { return can_be_compared(left, k); }, records);
       if (in_order || can_be_compared(range, k)) break;
     }

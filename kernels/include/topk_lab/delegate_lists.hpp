@@ -79,11 +79,17 @@ __device__ __forceinline__ void list_in_order(DelegateStorage<Policy>& lds,
   }
 }
 
-// Moves the marked logits to the items. After (barrier included): num_items counts those that found no
-// place too.
+// Moves the logits whose keys are above `bar` to the items; none where that is below the keys of all, or above
+// those of all but NaN. After (barrier included): num_items counts those that found no place too.
 template <DelegatePolicy Policy>
-__device__ __forceinline__ void list_items(DelegateStorage<Policy>& lds,
-                                           const Marks<KeptRow<Policy>::count>& marks) {
+__device__ __forceinline__ void list_items(DelegateStorage<Policy>& lds, const KeptRow<Policy>& kept,
+                                           uint32_t bar) {
+  Marks<KeptRow<Policy>::count> marks{};
+  if (bar >= lowest_key && bar < inf_key) {
+    // A NaN is not less than anything, and passes.
+    const float passing = key_logit(bar + 1u);
+    marks = kept.marks([&](int i) { return !(kept.logit(i) < passing); });
+  }
   int32_t place = reserve(&lds.num_items, marks.count());
   marks.visit([&](uint32_t i) {
     if (place < item_capacity<Policy>) lds.items[place] = KeptRow<Policy>::number(i);

@@ -97,14 +97,15 @@ struct KeptDelegates {
     }
   }
 
-  // Greatest of each of the caller's groups, kept or not; 0 for none.
+  // Greatest of each of the caller's groups, kept or not; 0 for none. From run to run the kept ones change
+  // groups, so that a pattern of four segments leaves none empty.
   __device__ __forceinline__ void greatest(const Delegates<Policy>& all,
                                            uint32_t (&of)[num_groups<Policy>]) const {
 #pragma unroll
     for (int i = 0; i < num_groups<Policy>; ++i) of[i] = 0;
 #pragma unroll
     for (int i = 0; i < Policy.held; ++i) {
-      uint32_t& greatest = of[i % num_groups<Policy>];
+      uint32_t& greatest = of[(i + i / 4) % num_groups<Policy>];
       greatest = keys[i] > greatest ? keys[i] : greatest;
     }
     all.visit_runs(runs * in_run, [&](const uint4& four, uint32_t) {
@@ -143,17 +144,26 @@ struct KeptDelegates {
 };
 
 // Quads of a row, `quads` a thread: all of them, or those of its listed segments one after another. Logit
-// i of quad q is number 4 * q + i. Where the segments rise, positions rise with the numbers.
+// i of quad q is number 4 * q + i. Where the segments rise, and nothing is turned, positions rise with the
+// numbers.
 template <DelegatePolicy Policy>
 struct RowQuads {
   static constexpr uint32_t in_segment = Policy.segment / 4;
+  // From one of its quads to the next a thread goes on by so many in 16 more, so that a pattern of the row
+  // leaves none without its best.
+  static constexpr uint32_t turn = 3;
   const Segments<Policy.segment>& row;
   const uint32_t* listed;  // segments, or null for all of the row
   uint32_t count;
+  uint32_t turned;  // `turn`, or 0: positions rise
 
+  __device__ __forceinline__ uint32_t place(uint32_t quad) const {
+    return (quad & ~15u) | ((quad + turned * (quad / Policy.block_size)) & 15u);
+  }
   __device__ __forceinline__ uint32_t position(uint32_t quad) const {
-    if (listed == nullptr) return 4u * quad - row.misplaced();
-    return listed[quad / in_segment] * Policy.segment + 4u * (quad % in_segment) - row.lead;
+    const uint32_t at = place(quad);
+    if (listed == nullptr) return 4u * at - row.misplaced();
+    return listed[at / in_segment] * Policy.segment + 4u * (at % in_segment) - row.lead;
   }
   __device__ __forceinline__ static uint32_t own_quad(uint32_t i) {
     return i * Policy.block_size + threadIdx.x;
@@ -176,7 +186,7 @@ struct KeptRow {
 #pragma unroll
     for (int i = 0; i < Policy.quads; ++i) {
       const uint32_t quad = all.own_quad(i);
-      const uint32_t position = quad < all.count ? all.position(quad) : row.length;
+      const uint32_t position = all.place(quad) < all.count ? all.position(quad) : row.length;
       quads[i] = float4{absent, absent, absent, absent};
       if (position < row.length && position + 3u < row.length) {
         quads[i] = *reinterpret_cast<const float4*>(row.logits + position);
@@ -227,10 +237,9 @@ struct KeptRow {
     const float4& four = quads[i / 4];
     return i % 4 == 0 ? four.x : i % 4 == 1 ? four.y : i % 4 == 2 ? four.z : four.w;
   }
-  __device__ __forceinline__ bool is_there(int i) const { return (there >> (i / 4) & 1u) != 0; }
   // 0 for none: the lowest logit has a greater one.
   __device__ __forceinline__ uint32_t key(int i) const {
-    return is_there(i) ? delegate_key(here(logit(i))) : 0u;
+    return (there >> (i / 4) & 1u) != 0 ? delegate_key(here(logit(i))) : 0u;
   }
 
   template <class Visit>

@@ -6,9 +6,10 @@ namespace topk_lab {
 
 // Passes of one kind of keys: 32 bits, of which a pass fixes range_bits.
 inline constexpr int most_passes_of_a_kind = (32 + range_bits - 1) / range_bits;
-// Over groups, over items with a focus, then over delegates, items, and kept logits twice.
+// Over groups of delegates and of logits, over items with a focus, then over delegates, items, and kept logits
+// twice.
 inline constexpr int most_group_passes = 3;
-inline constexpr int num_delegate_passes = most_group_passes + 1 + 4 * most_passes_of_a_kind;
+inline constexpr int num_delegate_passes = 2 * most_group_passes + 1 + 4 * most_passes_of_a_kind;
 
 // What each pass did, in traced kernels alone.
 template <bool Traced>
