@@ -51,7 +51,7 @@ def test_a_captured_call_stays_exact(amd_target, variant):
         finding = verify.run(check)
         assert check.holds(finding), verify.line(check, finding)
         if check.id.startswith("lengths"):
-            assert finding.counters["replays"] == replay_graphs.EMULATED_REPLAYS
+            assert finding.counters["replays"] == replay_graphs.EMULATED_SIZES.replays
             assert finding.counters["lengths"] >= 20
         if variant == "shared_histogram" and check.id == "lengths-8":
             assert finding.counters["splits"] == [1, 8]
@@ -78,7 +78,7 @@ def test_lengths_that_the_host_copied_are_stale(found):
     stale = found["host-lengths"]
     assert stale.status == "wrong"
     assert stale.reason.startswith("replay 0, normal: ")
-    assert stale.counters["wrong_replays"] == replay_graphs.EMULATED_REPLAYS
+    assert stale.counters["wrong_replays"] == replay_graphs.EMULATED_SIZES.replays
 
 
 def test_a_path_that_the_host_chose_is_frozen(found):

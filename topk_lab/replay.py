@@ -8,7 +8,7 @@ the ways to get that wrong, or slow.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -155,12 +155,17 @@ class Captured:
         shape: plans.Shape,
         host: str | None,
         row_ends: np.ndarray,
+        direct: bool = False,
     ) -> None:
         import torch
 
         self.target, self.plan, self.code = target, plan, ""
-        self._on_device = target in targets.DEVICE_TARGETS
-        place = "cuda" if self._on_device else "cpu"
+        self._memory = None
+        if target in targets.DEVICE_TARGETS:
+            from topk_lab import driver
+
+            self._memory = driver.open_memory(target)
+        place = "cpu" if self._memory is None else self._memory.place
         sizes = {
             "logits": (shape.num_rows, shape.num_cols),
             "row_ends": (shape.num_rows,),
@@ -173,16 +178,24 @@ class Captured:
             )
             for name, size in sizes.items()
         }
-        self.live = torch.zeros(shape.num_rows, dtype=torch.int32, device=place)
-        self._host = host
+        # Where a replay's lengths are written: into what the kernel reads, or beside it.
+        self.live = (
+            self._buffers["row_ends"]
+            if direct
+            else torch.zeros(shape.num_rows, dtype=torch.int32, device=place)
+        )
+        self._host, self._direct = host, direct
         self._kept = torch.from_numpy(row_ends.astype(np.int32)).to(place)
-        self._graph = self._capture() if self._on_device else None
+        self._run = self._queue if self._memory is None else self._capture()
 
     def _around(self) -> None:
         """What is captured beside the launches: the lengths, as they are or as they once were."""
         import torch
 
-        self._buffers["row_ends"].copy_(self._kept if self._host == "host-lengths" else self.live)
+        if not self._direct:
+            self._buffers["row_ends"].copy_(
+                self._kept if self._host == "host-lengths" else self.live
+            )
         if self._host == "host-path":
             slots = torch.arange(self._buffers["indices"].shape[1], device=self._kept.device)
             answer = torch.where(slots < self._kept[:, None], slots, NO_INDEX)
@@ -191,34 +204,66 @@ class Captured:
     def _launch(self) -> None:
         if self._host == "host-path":
             return
-        if self._on_device:
-            import torch
-
-            from topk_lab import driver
-
-            device = torch.cuda.current_device()
-            opened = driver.open_device(self.target, device)
-            addresses = {name: buffer.data_ptr() for name, buffer in self._buffers.items()}
-            stream = torch.cuda.current_stream(device).cuda_stream
-            driver.launch(self.plan, addresses, opened, stream)
-            self.code = targets.code_of(self.plan, opened)
+        if self._memory is not None:
+            self._memory.launch(self.plan, self._buffers)
+            self.code = targets.code_of(self.plan, self._memory.opened)
         else:
             arrays = {name: buffer.numpy() for name, buffer in self._buffers.items()}
             if not self.plan.workspace_bytes:
                 del arrays["workspace"]
             self.code, _ = targets.emulate(self.target, self.plan, arrays)
 
-    def _capture(self) -> torch.cuda.CUDAGraph:
-        import torch
-
+    def _queue(self) -> None:
         self._around()
         self._launch()
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            self._around()
-            self._launch()
-        return graph
+
+    def _capture(self) -> Callable[[], None]:
+        self._queue()
+        self._memory.synchronize()
+        return self._memory.capture(self._queue)
+
+    def _poison(self) -> None:
+        self._buffers["indices"].fill_(UNWRITTEN)
+        self._buffers["workspace"].fill_(UNWRITTEN)
+
+    def back_to_back(self, row_ends: np.ndarray) -> torch.Tensor:
+        """Replay on one drawing of logits, each time with lengths written just before.
+
+        Nothing waits for the device: the lengths of a replay are queued behind the one before.
+
+        Parameters
+        ----------
+        row_ends : (count, num_rows) int32 ndarray
+            Lengths of each replay.
+
+        Returns
+        -------
+        (count, num_rows, k) int32 tensor
+            The answers, where they are written; `wrong_with` judges one.
+        """
+        import torch
+
+        _fill(self._buffers["logits"], Replay(0, PATTERNS[0], row_ends[0]))
+        written = torch.from_numpy(row_ends).to(self.live.device)
+        indices = self._buffers["indices"]
+        answers = torch.empty((len(row_ends), *indices.shape), dtype=torch.int32).to(indices.device)
+        for answer, ends in zip(answers, written, strict=True):
+            self._poison()
+            self.live.copy_(ends)
+            self._run()
+            answer.copy_(indices)
+        if self._memory is not None:
+            self._memory.synchronize()
+        return answers
+
+    def wrong_with(self, answer: torch.Tensor, row_ends: np.ndarray) -> str | None:
+        """What an answer breaks of the contract for these lengths; None if nothing."""
+        import torch
+
+        from topk_lab.contract import first_fault
+
+        ends = torch.from_numpy(row_ends).to(self.live.device)
+        return first_fault(self._buffers["logits"], answer, ends)
 
     def replay(self, given: Replay) -> torch.Tensor:
         """Write the inputs, garbage to output and workspace, and run what was captured.
@@ -236,14 +281,10 @@ class Captured:
 
         _fill(self._buffers["logits"], given)
         self.live.copy_(torch.from_numpy(given.row_ends))
-        self._buffers["indices"].fill_(UNWRITTEN)
-        self._buffers["workspace"].fill_(UNWRITTEN)
-        if self._graph is None:
-            self._around()
-            self._launch()
-        else:
-            self._graph.replay()
-            torch.cuda.synchronize()
+        self._poison()
+        self._run()
+        if self._memory is not None:
+            self._memory.synchronize()
         return self._buffers["indices"]
 
     def wrong(self) -> str | None:
@@ -269,6 +310,7 @@ def capture(
     k: int = K,
     host: str | None = None,
     row_ends: np.ndarray | None = None,
+    direct: bool = False,
 ) -> Captured:
     """Fix a call's launches and addresses.
 
@@ -284,6 +326,9 @@ def capture(
         Let the host decide something from the lengths: a key of `HOST_POLICIES`.
     row_ends : (num_rows,) int32 ndarray, optional
         What the host sees of the lengths when the call is captured; default whole rows.
+    direct : bool, default False
+        The kernel reads the very memory that the lengths are written to between replays. Otherwise
+        the graph copies them there first.
 
     Returns
     -------
@@ -304,6 +349,8 @@ def capture(
     places = (*targets.AMD_TARGETS, *targets.DEVICE_TARGETS)
     if target not in places:
         raise ValueError(f"target must be one of {', '.join(places)}, got {target!r}")
+    if direct and host is not None:
+        raise ValueError(f"direct must come without host, got host={host!r}")
     if host is not None and host not in HOST_POLICIES:
         raise ValueError(f"host must be one of {', '.join(HOST_POLICIES)}, got {host!r}")
     num_rows = positive_int("num_rows", num_rows, least=0)
@@ -320,7 +367,7 @@ def capture(
     plan = plans.plan(variant, shape)
     if target in targets.DEVICE_TARGETS:
         targets.require_device(target)
-    return Captured(target, plan, shape, host, row_ends)
+    return Captured(target, plan, shape, host, row_ends, direct)
 
 
 def _with_splits_of(variant: str, num_rows: int, num_cols: int, row_ends: np.ndarray) -> str:

@@ -311,25 +311,20 @@ def _on_device(array: np.ndarray, device: torch.device) -> torch.Tensor:
 
 def _launch(target: str, plan: plans.Plan, arrays: dict[str, np.ndarray]) -> str:
     """Run a plan on the current device; what it wrote is copied back into the arrays."""
-    import torch
-
     from topk_lab import driver
 
-    device = torch.device("cuda", torch.cuda.current_device())
+    memory = driver.open_memory(target)
     strided = ("logits", "page_table")
     words = {
-        name: _on_device(array.view(np.int32) if name in strided else _words(array), device)
+        name: _on_device(array.view(np.int32) if name in strided else _words(array), memory.place)
         for name, array in arrays.items()
     }
-    opened = driver.open_device(target, device.index)
-    stream = torch.cuda.current_stream(device)
-    addresses = {name: tensor.data_ptr() for name, tensor in words.items()}
-    driver.launch(plan, addresses, opened, stream.cuda_stream)
-    stream.synchronize()
+    memory.launch(plan, words)
+    memory.synchronize()
     for name, tensor in words.items():
         if name not in READ_ONLY:
             _words(arrays[name])[...] = tensor.cpu().numpy()
-    return code_of(plan, opened)
+    return code_of(plan, memory.opened)
 
 
 def code_of(plan: plans.Plan, opened: driver.Device) -> str:

@@ -2,11 +2,13 @@
 
 Through the device's own driver library, by ctypes alone: no compiler, no toolkit and no binding
 has to be installed. `topk_lab.driver.runtime` finds the library and gives both kinds one face;
-`topk_lab.driver.device` loads code objects and launches. Every return code is checked and named,
-and an error leaves the process alive.
+`topk_lab.driver.device` loads code objects and launches; `topk_lab.driver.memory` has torch's
+memory, streams and graphs of the device. Every return code is checked and named, and an error
+leaves the process alive.
 """
 
 from topk_lab.driver.device import Device, Prepared, launch, open_device, prepare
+from topk_lab.driver.memory import Memory, open_memory
 from topk_lab.driver.readiness import Readiness, status
 from topk_lab.driver.runtime import HIP_LIBRARY_VARIABLE, DriverError, platform
 
@@ -14,10 +16,12 @@ __all__ = [
     "HIP_LIBRARY_VARIABLE",
     "Device",
     "DriverError",
+    "Memory",
     "Prepared",
     "Readiness",
     "launch",
     "open_device",
+    "open_memory",
     "platform",
     "prepare",
     "status",

@@ -97,6 +97,11 @@ class DriverError(RuntimeError):
         """Whether the driver refused because a stream is being captured."""
         return self.code in _CAPTURE_CODES
 
+    @property
+    def is_fault(self) -> bool:
+        """Whether a kernel faulted: the device may answer nothing more to this process."""
+        return self.code in _FAULT_CODES
+
 
 class Runtime:
     """A driver library behind one face for both platforms.

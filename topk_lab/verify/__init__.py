@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 
 from topk_lab import cases, registry, schedules
-from topk_lab.verify import contention, graphs, lists, paging, sglang
+from topk_lab.verify import contention, graphs, lists, paging, sglang, streams
 from topk_lab.verify.core import Check, Finding, line, record, recorder, run
 
 __all__ = ["EXPERIMENTS", "Check", "Finding", "checks", "line", "record", "recorder", "run"]
@@ -32,6 +32,8 @@ EXPERIMENTS: dict[str, Callable[[str, str, int | None], Iterator[Check]]] = {
     "sglang_index_sets": sglang.index_set_checks,
     "exactness_under_overflow": sglang.overflow_checks,
     "graph_replays": graphs.replay_checks,
+    "fresh_lengths": graphs.fresh_checks,
+    "side_streams": streams.stream_checks,
     "page_tables": paging.page_table_checks,
 }
 
