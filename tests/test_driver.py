@@ -302,7 +302,8 @@ def test_a_kernel_that_the_code_object_lacks_is_named(noting, monkeypatch):
 def test_a_device_that_no_kernel_is_compiled_for_is_refused(noting):
     with pytest.raises(
         driver.DriverError,
-        match=r"compiled for gfx.*gfx950, not for hip device 2 \(gfx1100\); choose another device",
+        match=r"compiled for gfx.*gfx950, not for hip device 2 \(gfx1100\): its waves are of "
+        r"32 lanes, the kernels are compiled for waves of 64; choose another device",
     ):
         driver.launch(SMALL, ADDRESSES, driver.Device("hip", 2), 0)
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from ctypes import byref, c_int, c_uint, c_void_p
 from typing import NamedTuple
 
-from topk_lab import code_objects
+from topk_lab import code_objects, support
 from topk_lab.driver.runtime import DriverError, OverlappedLaunch, open_runtime
 from topk_lab.plans import STRUCTS, Launch, Plan
 
@@ -58,8 +58,10 @@ def code_target(platform: str, arch: str, name: str) -> str:
         return "cuda"
     compiled = {found.target for found in code_objects.manifest() if found.target.startswith("gfx")}
     if arch not in compiled:
+        why = support.refusal(arch)
         raise DriverError(
-            f"the kernels are compiled for {', '.join(sorted(compiled))}, not for {name}",
+            f"the kernels are compiled for {', '.join(sorted(compiled))}, not for {name}"
+            + (f": {why}" if why else ""),
             "choose another device with HIP_VISIBLE_DEVICES",
         )
     return arch
@@ -122,11 +124,34 @@ class Device:
             # It holds the plan, whose id is therefore no other's while it is kept.
             return self._prepared.setdefault(id(plan), Prepared(plan, self, functions))
 
+    def load(self, source: str) -> dict[str, Function]:
+        """Load a code object and look up every kernel in it.
+
+        Parameters
+        ----------
+        source : str
+            Stem of the HIP file, such as ``vllm``.
+
+        Returns
+        -------
+        dict of str to Function
+            Kernel name -> what was found.
+
+        Raises
+        ------
+        DriverError
+            The kernels are not compiled for the device, or the driver refused one of them.
+        topk_lab.code_objects.CodeObjectError
+            The code object is missing or stale.
+        """
+        with self._lock, self.runtime.current(self.handle):
+            return self._load(source)
+
     def _function(self, launch: Launch, stream: int) -> Function:
         """The launch's kernel, fit for it; this device is current and locked."""
         kernel = launch.kernel
         if kernel not in self._functions:
-            self._load(kernel, stream)
+            self._load_for(kernel, stream)
         function = self._functions[kernel]
         if launch.block > function.max_threads:
             raise DriverError(
@@ -145,7 +170,7 @@ class Device:
             self._lds_asked[kernel] = lds
         return function
 
-    def _load(self, kernel: str, stream: int) -> None:
+    def _load_for(self, kernel: str, stream: int) -> None:
         """Load a kernel and the others in its code object: one call warms all of them up."""
         refusal = DriverError(
             f"{kernel} isn't loaded on {self.name}, and nothing can be loaded while a stream is "
@@ -154,21 +179,27 @@ class Device:
         )
         if self.runtime.is_capturing(stream, self.name):
             raise refusal
-        source = code_objects.kernel_source(kernel)
-        found = code_objects.find(source, code_target(self.platform, self.arch, self.name))
         try:
-            if source not in self._modules:
-                image = found.read()
-                module = self.runtime.load(image, f"{found.path.name} on {self.name}")
-                self._modules[source] = module, image
-            module, _ = self._modules[source]
-            for name in {kernel, *found.kernels}:
-                about = f"{name} on {self.name}"
-                self._functions[name] = Function(*self.runtime.function(module, name, about))
+            self._load(code_objects.kernel_source(kernel), kernel)
         except DriverError as error:
             if error.refused_in_capture:
                 raise refusal from error
             raise
+
+    def _load(self, source: str, *kernels: str) -> dict[str, Function]:
+        """Look up a code object's kernels, and others that it may hold; this device is current."""
+        found = code_objects.find(source, code_target(self.platform, self.arch, self.name))
+        if source not in self._modules:
+            image = found.read()
+            module = self.runtime.load(image, f"{found.path.name} on {self.name}")
+            self._modules[source] = module, image
+        module, _ = self._modules[source]
+        functions = {
+            name: Function(*self.runtime.function(module, name, f"{name} on {self.name}"))
+            for name in dict.fromkeys((*kernels, *found.kernels))
+        }
+        self._functions |= functions
+        return functions
 
 
 class _Block:
