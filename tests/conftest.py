@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
+from pathlib import Path
 
 # Before Numba or the emulator is imported: workers times threads would starve each other.
 if os.environ.get("PYTEST_XDIST_WORKER"):
@@ -12,6 +14,8 @@ if os.environ.get("PYTEST_XDIST_WORKER"):
 import pytest
 
 from topk_lab import targets
+
+FLAT_ROWS = (8, 16, 32, 64, 128, 256)  # of the published statement that the time is flat
 
 
 def require(target: str) -> None:
@@ -64,6 +68,47 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple:
                 counters={"wrong_slots": slots},
             )
     return results.load(folder), results.load_runs(folder)
+
+
+@pytest.fixture
+def mi355x_record(tmp_path: Path) -> Path:
+    """A record as an MI355X's owner would send it: of times that nobody measured."""
+    from topk_lab import bench, code_objects, contributions, environment, results
+    from topk_lab.firstlight.report import Report
+    from topk_lab.firstlight.state import record_part
+
+    captured = environment.RunInfo.capture(kernel_hash=code_objects.sources(), compiler="clang 22")
+    device = {
+        "name": "AMD Instinct MI355X",
+        "arch": "gfx950",
+        "compute_units": 256,
+        "memory_bytes": 2**38,
+        "runtime": "HIP 7.2",
+        "driver": "6.14",
+    }
+    run = dataclasses.replace(
+        captured,
+        environment=captured.environment | {"device": device},
+        code=captured.code | {"dirty": False},
+    )
+    path = tmp_path / "record.jsonl"
+    recorder = results.Recorder(path, run)
+    record_part(recorder, "hip", "ready", Report("ok", done=1, planned=1, unit="device"), 1.0)
+    for cell in bench.EXPERIMENTS["latency_vs_batch"].cells():
+        if cell.cache != "warm" or cell.workload_args or cell.num_rows not in FLAT_ROWS:
+            continue
+        for variant, time_us in (("sglang_block512", 36.8), ("sglang_block1024", 23.0)):
+            recorder.record(
+                experiment="latency_vs_batch",
+                target="hip",
+                variant=variant,
+                status="ok",
+                samples_us=[time_us, time_us + 0.1, time_us + 0.2],
+                counters={"units": 256},
+                **cell.fields(),
+            )
+    contributions.seal(path)
+    return path
 
 
 @pytest.hookimpl(tryfirst=True)

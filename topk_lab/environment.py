@@ -18,6 +18,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from topk_lab import __version__
+
 __all__ = [
     "CPU_TARGETS",
     "DEVICE_TARGETS",
@@ -197,10 +199,6 @@ class RunInfo:
             A device target without such a device.
         """
         commit, dirty = _git_state()
-        try:
-            package = importlib.metadata.version("topk-lab")
-        except importlib.metadata.PackageNotFoundError:
-            package = "not installed"
         now = datetime.datetime.now(datetime.UTC)
         return cls(
             run=uuid.uuid4().hex,
@@ -215,7 +213,7 @@ class RunInfo:
                 "device": _device(target) if target in DEVICE_TARGETS else None,
             },
             code={
-                "package": package,
+                "package": __version__,
                 "git": commit,
                 "dirty": dirty,
                 "kernel_hash": kernel_hash,

@@ -9,8 +9,10 @@ live        made now; needs a device    made now: also on the device
 auto        live with a device, else replay
 =========== =========================== ======================================
 
-What is made now is recorded as the command line does it, into a folder that is gone afterwards, and
-comes back as the same table. Nothing falls back: live without a device is refused.
+Committed times are those of one device: of the one with the most, or of the one that
+``TOPK_LAB_DEVICE`` names a part of, such as MI355X. What is made now is recorded as the command
+line does it, into a folder that is gone afterwards, and comes back as the same table. Nothing falls
+back: live without a device is refused.
 """
 
 from __future__ import annotations
@@ -79,7 +81,7 @@ def _committed(experiment: str, *, timed: bool) -> pd.DataFrame:
     found = found[found["mode"].notna() == timed]
     if found.empty:
         raise ValueError(f"experiment must be one that records hold, got {experiment!r}")
-    return found
+    return results.of_one_device(found) if timed else found
 
 
 def times(

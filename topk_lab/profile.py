@@ -22,7 +22,15 @@ if TYPE_CHECKING:
 
     from topk_lab.results import Recorder
 
-__all__ = ["HARDWARE_COUNTERS", "HardwareCounter", "Profile", "lines", "profile", "record"]
+__all__ = [
+    "HARDWARE_COUNTERS",
+    "HardwareCounter",
+    "Profile",
+    "lines",
+    "predictions",
+    "profile",
+    "record",
+]
 
 LANES = 64
 # Bytes of a vector L1 line: MI200, then MI300 and MI350.
@@ -67,6 +75,13 @@ class HardwareCounter:
         """The counter's value, from the emulated counters of a launch."""
         total = sum(counts[term] for term in self.terms)
         return 100 * total / (LANES * counts[self.lanes_of]) if self.lanes_of else total
+
+    def agrees(self, counted: float, predicted: float) -> bool:
+        """Whether what hardware counted is what was predicted, within the tolerance."""
+        room = self.tolerance * abs(predicted)
+        if self.relation == "<=":
+            return counted <= predicted + room
+        return abs(counted - predicted) <= room
 
 
 _ORDER = "loops over final items and ties depend on the order of atomics"
@@ -241,6 +256,34 @@ def profile(
         atomics=_atomics(logits, plain, traced),
         blocks=_block_frame(plain),
     )
+
+
+def predictions(variant: str, target: str, logits: np.ndarray, k: int = 512) -> pd.DataFrame:
+    """What the hardware counters of a selection must be.
+
+    Parameters
+    ----------
+    variant : str
+    target : {"gfx90a", "gfx942", "gfx950"}
+    logits : (num_rows, num_cols) float32 array
+    k : int, default 512
+
+    Returns
+    -------
+    pandas.DataFrame
+        As `Profile.hardware`.
+
+    Raises
+    ------
+    ValueError, topk_lab.code_objects.CodeObjectError
+        As `profile`.
+    topk_lab.emulator.EmulationError
+        The emulator lacks a tool.
+    """
+    if target not in HARDWARE_COUNTERS:
+        raise ValueError(f"target must be one of {', '.join(HARDWARE_COUNTERS)}, got {target!r}")
+    outcome = targets.run(target, variant, targets.aligned(logits), k, count="full")
+    return _launch_frames(target, outcome)[1]
 
 
 def lines(found: Profile) -> list[str]:

@@ -97,6 +97,11 @@ def _markdown(names: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
+def _latest_of_one_device(records: pd.DataFrame, experiment: str) -> pd.DataFrame:
+    """An experiment's last cells, of the device that has the most: no table mixes two."""
+    return results.of_one_device(results.latest(records[records["experiment"] == experiment]))
+
+
 def _baselines_block(records: pd.DataFrame) -> str:
     """The mirrors' times as multiples of their upstreams', both on the same device."""
     from topk_lab.bench import ratios
@@ -122,7 +127,7 @@ def _baselines_block(records: pd.DataFrame) -> str:
 
 def _matrix_block(records: pd.DataFrame) -> str:
     """Speed-ups over the source's matrix by buffer and cache, beside the published ones."""
-    timed = results.latest(records[records["experiment"] == "vllm_matrix"])
+    timed = _latest_of_one_device(records, "vllm_matrix")
     if timed.empty:
         return "No record yet.\n"
     found = models.distribution(models.paired(timed, *MATRIX_PAIR), ["cache", "buffer"])
@@ -184,7 +189,7 @@ def _contention_block(records: pd.DataFrame) -> str:
 
 def _latency_block(records: pd.DataFrame) -> str:
     """1024 threads against 512 by the length of a row, and where the time is flat in the rows."""
-    timed = results.latest(records[records["experiment"] == "latency_vs_batch"])
+    timed = _latest_of_one_device(records, "latency_vs_batch")
     if timed.empty:
         return "No record yet.\n"
     alone = timed[timed["num_rows"].between(LEAST_ROWS, _rows_a_unit(timed))]
@@ -251,7 +256,7 @@ def _shapes_block(records: pd.DataFrame) -> str:
 
 def _overhead_block(records: pd.DataFrame) -> str:
     """Host time of each layer of a call."""
-    timed = results.latest(records[records["experiment"] == "host_overhead"])
+    timed = _latest_of_one_device(records, "host_overhead")
     if timed.empty:
         return "No record yet.\n"
     layers = {cell["workload_args"]["layer"]: cell for cell in timed.to_dict("records")}

@@ -3,7 +3,8 @@
 A record file is JSON Lines: one *run* line (environment and code) and behind it the *cell* lines of
 that run. ``data/schema/record-1.json`` states both. A number is ``measured`` (a CPU or a GPU at
 hand ran it), ``emulated`` (the emulator counted it; it never times) or ``published`` (somebody else
-reported it), and every frame that this module returns says which in its column ``kind``.
+reported it), and every frame that this module returns says which in its column ``kind``. A file
+that is to be sent ends with a *seal* line (`topk_lab.contributions`), which holds neither.
 
 A large file may be packed (`pack`): ``*.jsonl.gz`` is read, checked and compacted as it is.
 """
@@ -51,12 +52,14 @@ __all__ = [
     "RunInfo",
     "compact",
     "data_root",
+    "device_folder",
     "identity",
     "latest",
     "load",
     "load_committed",
     "load_published",
     "load_runs",
+    "of_one_device",
     "only_kind",
     "pack",
     "packed",
@@ -76,6 +79,7 @@ CELL_FIELDS = (
     *("mode", "cache", "calls_per_graph", "status", "reason"),
     *("samples_us", "median_us", "q1_us", "q3_us", "n", "counters"),
 )
+DEVICE_VARIABLE = "TOPK_LAB_DEVICE"
 PLAIN, PACKED = ".jsonl", ".jsonl.gz"
 CODE_FIELDS = ("git", "dirty", "kernel_hash", "compiler")
 RUN_COLUMNS = ("device", "recorded", *CODE_FIELDS, "file")
@@ -106,6 +110,11 @@ def data_root() -> Path:
         if (folder / "claims.toml").is_file():
             return folder
     raise FileNotFoundError("data/claims.toml must lie beside the package or in it, found neither")
+
+
+def device_folder(name: str) -> str:
+    """Folder below ``measured`` of a device's records, such as ``nvidia-h200``."""
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
 
 
 def _plain_number(value: Any) -> Any:
@@ -190,7 +199,7 @@ class Recorder:
         if target in EMULATED_TARGETS:
             folder = target
         elif target in DEVICE_TARGETS:
-            folder = re.sub(r"[^a-z0-9]+", "-", self.run.device_name(target).lower()).strip("-")
+            folder = device_folder(self.run.device_name(target))
         else:
             folder = "cpu"
         return self.destination / kind / folder / f"{experiment}.jsonl"
@@ -405,8 +414,10 @@ def validate(path: str | os.PathLike[str]) -> int:
     for file in _record_files([path]):
         folders = file.resolve().parts[-3:-1]
         runs: set[str] = set()
-        for number, line in _lines(file):
+        for number, line in _lines(file, seals=True):
             problem = _first_problem(validator, line)
+            if problem is None and "seal" in line:
+                continue
             if problem is None and "environment" in line:
                 runs.add(line["run"])
                 continue
@@ -502,7 +513,8 @@ def _times_problem(samples_us: Any) -> str | None:
     return None
 
 
-def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+def _lines(path: Path, seals: bool = False) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Numbered runs and cells of a file, and its seal where that is asked for."""
     with contextlib.closing(_text_lines(path)) as texts:
         for number, text in enumerate(texts, start=1):
             try:
@@ -515,7 +527,8 @@ def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
                 raise RecordError(
                     f"{path.name}:{number}: must be a record of schema {RECORD_SCHEMA}"
                 )
-            yield number, line
+            if seals or "seal" not in line:
+                yield number, line
 
 
 def load_runs(paths: Any) -> dict[str, dict[str, Any]]:
@@ -665,6 +678,37 @@ def latest(frame: pd.DataFrame) -> pd.DataFrame:
     keys = [identity(cell) for cell in ordered.to_dict("records")]
     last = {key: position for position, key in enumerate(keys)}
     return ordered.iloc[sorted(last.values())].sort_index()
+
+
+def of_one_device(frame: pd.DataFrame) -> pd.DataFrame:
+    """Keep the cells of one device: its times are no other's.
+
+    Parameters
+    ----------
+    frame : pandas.DataFrame
+        As `load` returns it.
+
+    Returns
+    -------
+    pandas.DataFrame
+        Those of the device that ``TOPK_LAB_DEVICE`` names a part of; without it, of the device that
+        has the most.
+
+    Raises
+    ------
+    ValueError
+        No device of that name.
+    """
+    if frame.empty:
+        return frame
+    devices = frame["device"].value_counts().index
+    wanted = os.environ.get(DEVICE_VARIABLE, "")
+    named = [device for device in devices if wanted.lower() in device.lower()]
+    if not named:
+        raise ValueError(
+            f"{DEVICE_VARIABLE} must be part of one of {', '.join(devices)}, got {wanted!r}"
+        )
+    return frame[frame["device"] == named[0]]
 
 
 def compact(path: str | os.PathLike[str]) -> int:

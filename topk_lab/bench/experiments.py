@@ -258,6 +258,7 @@ def run(
     device: Device | None = None,
     axes: Mapping[str, Sequence[Any]] | None = None,
     shard: tuple[int, int] = (1, 1),
+    cells: Sequence[Cell] | None = None,
     resume: bool = False,
     effort: Effort | None = None,
     track: Callable[[Sequence[Cell], str], Iterable[Cell]] | None = None,
@@ -277,6 +278,8 @@ def run(
         Values of some axes, as `Experiment.chosen` takes them.
     shard : (int, int), default (1, 1)
         (i, n): every n-th cell from the i-th on, 1 <= i <= n.
+    cells : sequence of Cell, optional
+        These alone, in this order; `axes` and `shard` choose none then.
     resume : bool, default False
         Leave out cells whose every variant the recorder's file, or what was packed of it, has a
         time of, from the same kernels on the same device; or skipped, if it is refused still.
@@ -297,7 +300,8 @@ def run(
     ValueError
         Unknown experiment, axis or value, a bad shard, no GPU.
     """
-    experiment, cells = planned(name, axes or {}, shard)
+    experiment, asked = planned(name, axes or {}, shard)
+    cells = asked if cells is None else list(cells)
     device = device or TorchDevice()
     if resume:
         cells = _left(cells, recorder, experiment.name, device)
