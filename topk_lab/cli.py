@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from topk_lab import __version__
+from topk_lab import __version__, device_cli
 
 __all__ = ["main"]
 
@@ -619,3 +619,10 @@ def notebooks(check: bool) -> None:
     for name in building.names():
         building.build([name])
         click.echo(f"built {name}")
+
+
+for command in (
+    *(device_cli.firstlight, device_cli.firstlight_worker),
+    device_cli.data,
+):
+    main.add_command(command)

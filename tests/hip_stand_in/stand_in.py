@@ -152,8 +152,12 @@ class StandIn:
         """What hipGetLastError would tell torch."""
         return self._library.stand_in_last_error()
 
+    def content(self, image: int) -> bytes:
+        """The code object that a loaded module is."""
+        return _content(image)
+
     def _on_launch(self, device, image, kernel, sizes, dynamic_lds, params) -> int:
-        emulator = _emulator(_content(image))
+        emulator = _emulator(self.content(image))
         size = emulator.code_object.kernels[kernel.decode()].params_size
         launched = Launched(
             device,
@@ -187,7 +191,7 @@ class StandIn:
         return 0
 
     def _on_describe(self, image, kernel, max_threads, static_lds) -> int:
-        found = _emulator(_content(image)).code_object.kernels.get(kernel.decode())
+        found = _emulator(self.content(image)).code_object.kernels.get(kernel.decode())
         if found is None:
             return 0
         max_threads[0], static_lds[0] = found.max_flat_workgroup_size, found.lds
