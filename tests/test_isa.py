@@ -9,13 +9,11 @@ import re
 
 import pytest
 
-from topk_lab import code_objects
+from topk_lab import code_objects, isa_sheet
 from topk_lab.emulator import CodeObject
 from topk_lab.emulator.disassembly import Instruction, disassemble
 from topk_lab.targets import AMD_TARGETS
 
-# What an agent-scope load carries on each target.
-COHERENT = {"gfx90a": "glc", "gfx942": "sc1", "gfx950": "sc1"}
 # Row ends, sequence lengths and row starts: each is read in one place.
 REPLAYED_READS = 3
 # The page transform looks at indices alone.
@@ -128,17 +126,12 @@ def test_scalar_loads_read_kernel_arguments_alone(source, target):
 @pytest.mark.parametrize("source", list(READS_OF))
 def test_lengths_are_read_by_agent_scope_loads(source, target):
     for name, listing in selection_kernels(source, target):
-        coherent = [
-            instruction
-            for instruction in listing
-            if re.match(r"global_load_dword v\d+, ", instruction.text)
-            and COHERENT[target] in instruction.text.split()
-        ]
+        coherent = isa_sheet.length_loads(listing, target)
         # The generic merge looks at no length: its splits are always all active. Nor does a kernel
         # that clears.
         due = {2, REPLAYED_READS} if "generic_merge" in name else {READS_OF[source]}
         due = {0} if name.endswith("_clear") else due
-        assert len(coherent) in due, name
+        assert coherent in due, name
 
 
 # What an agent-scope release and acquire are on each target. gfx90a has one L2, and needs but wait.

@@ -623,6 +623,6 @@ def notebooks(check: bool) -> None:
 
 for command in (
     *(device_cli.firstlight, device_cli.firstlight_worker),
-    device_cli.data,
+    *(device_cli.data, device_cli.isa_sheet),
 ):
     main.add_command(command)

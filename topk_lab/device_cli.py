@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-__all__ = ["data", "firstlight", "firstlight_worker"]
+__all__ = ["data", "firstlight", "firstlight_worker", "isa_sheet"]
 
 FAILED = 1  # as topk_lab.cli has it
 
@@ -94,3 +94,23 @@ def add(file: Path, root: Path | None) -> None:
     records = results.load([base / kind for kind in kinds if (base / kind).is_dir()])
     click.echo(claims.summary_line(claims.evaluate(records)))
     click.echo("now: topk-lab report, then make notebooks; commit what they change")
+
+
+@click.command("isa-sheet")
+@click.option("--check", is_flag=True, help="Only say what differs from the committed sheet.")
+def isa_sheet(check: bool) -> None:
+    """Write the sheet of registers, LDS and instructions of every compiled AMD kernel."""
+    from topk_lab import isa_sheet as writing
+
+    made = writing.make()
+    if check:
+        differences = writing.differences(writing.load(), made)
+        for difference in differences:
+            click.echo(difference, err=True)
+        if differences:
+            click.echo(f"the sheet differs; {writing.COMMAND} writes it anew", err=True)
+            raise click.exceptions.Exit(FAILED)
+        click.echo("the sheet agrees with the compiled kernels")
+        return
+    for path in writing.write(made):
+        click.echo(f"wrote {path.name}")
