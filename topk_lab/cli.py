@@ -84,15 +84,20 @@ def _progress(items: Sequence[Any], label: str) -> Any:
 @main.command()
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--peers", is_flag=True, help="Import other packages' selections and list them too.")
-def doctor(as_json: bool, peers: bool) -> None:
+@click.option(
+    "--support", "whole", is_flag=True, help="Print the whole table of what is supported."
+)
+def doctor(as_json: bool, peers: bool, whole: bool) -> None:
     """Say for each target whether it is usable, and if not, why and what to do.
 
-    With --peers, also which selections of other packages the bench can run here, and why not.
+    With --peers, also which selections of other packages the bench can run here, and why not. With
+    --support, which devices, versions, containers and partition modes are known, who ran them, and
+    what is refused.
     """
     import dataclasses
     import json
 
-    from topk_lab import code_objects, emulator, targets
+    from topk_lab import code_objects, emulator, support, targets
 
     states = [targets.status(name) for name in targets.TARGETS]
     try:
@@ -119,6 +124,7 @@ def doctor(as_json: bool, peers: bool) -> None:
             ],
             "emulator": tools,
         }
+        report["support"] = [dataclasses.asdict(row) for row in support.rows()]
         if peers:
             report["peers"] = [standing._asdict() for standing in standings]
         click.echo(json.dumps(report, indent=1))
@@ -126,11 +132,16 @@ def doctor(as_json: bool, peers: bool) -> None:
     for state in states:
         said = state.detail if state.usable else f"{state.reason}; fix: {state.fix}"
         click.echo(f"{state.target:8} {'usable' if state.usable else 'no':7} {said}")
+    for said in support.here():
+        click.echo(f"support  {said}")
     click.echo("")
     for name, tool in tools.items():
         click.echo(f"emulator {name}: {tool or 'not found'}")
     for found in objects:
         click.echo(f"code     {found.path.name} {found.sha256[:16]} by {found.toolchain}")
+    if whole:
+        click.echo("")
+        click.echo(support.markdown(), nl=False)
     if standings:
         click.echo("")
     for peer in standings:
@@ -589,15 +600,19 @@ def report(check: bool) -> None:
         raise FileNotFoundError("topk-lab report works in a checkout, found no README.md")
     records, frame = _committed()
     blocks = generating.blocks(frame, records)
-    text = readme.read_text(encoding="utf-8")
+    pages = {readme: blocks, generating.node_page(): generating.node_blocks()}
+    texts = {page: page.read_text(encoding="utf-8") for page in pages}
     if check:
-        stale = generating.check_markers(text, blocks)
-        if stale:
-            click.echo(f"README.md differs from the records: {', '.join(stale)}", err=True)
+        stale = {page: generating.check_markers(texts[page], pages[page]) for page in pages}
+        for page, names in stale.items():
+            if names:
+                click.echo(f"{page.name} differs from the records: {', '.join(names)}", err=True)
+        if any(stale.values()):
             raise click.exceptions.Exit(FAILED)
         click.echo("README.md agrees with the records")
         return
-    readme.write_text(generating.update_markers(text, blocks), encoding="utf-8")
+    for page, text in texts.items():
+        page.write_text(generating.update_markers(text, pages[page]), encoding="utf-8")
     picture = readme.parent / "notebooks" / "radix_steps.png"
     picture.write_bytes(generating.picture())
     click.echo(f"README.md: {', '.join(blocks)}, {picture.name}")

@@ -9,15 +9,16 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from topk_lab import models, results
+from topk_lab import models, results, support
 from topk_lab.claims import PUBLISHED_ONLY, summary_line
 
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["blocks", "check_markers", "picture", "update_markers"]
+__all__ = ["blocks", "check_markers", "node_blocks", "node_page", "picture", "update_markers"]
 
 BLOCK_SIZES = ("sglang_block512", "sglang_block1024")
 LEAST_ROWS = 8  # of the published statement that the time is flat
@@ -280,6 +281,41 @@ def _claim_lines(claims_frame: pd.DataFrame) -> list[str]:
         for claim in claims_frame.to_dict("records")
     )
     return _markdown(("source", "claim", *names[2:]), rows).splitlines()
+
+
+def node_page() -> Path:
+    """The page for owners of a ROCm node, whose table of support is generated."""
+    return Path(__file__).resolve().parent / "ROCM_NODE.md"
+
+
+def node_blocks() -> dict[str, str]:
+    """Generate the texts that stand between markers in the page of `node_page`.
+
+    Returns
+    -------
+    dict
+        ``support``: the table of `topk_lab.support`. ``expected``: times of AMD devices, published.
+    """
+    rows = results.load_published("vllm_56743_rows")
+    told = [
+        (
+            f"{row['concurrency']} sequences x {row['speculative_tokens']} tokens, "
+            f"{row['context']} columns, {row['logits']}, {row['cache']}: vllm_generic, vllm_k512",
+            f"{row['baseline_us']:.2f}, {row['candidate_us']:.2f}",
+        )
+        for row in rows.to_dict("records")
+    ]
+    figures = results.load_published("sglang_36004_figures")
+    figures = figures[figures["quantity"] == "kernel_time"]
+    told += [
+        (f"{row['condition']}: sglang_block512", f"{row['value']:.1f}")
+        for row in figures.to_dict("records")
+    ]
+    sources = "".join(f"- {results.provenance(table)}\n" for table in (rows, figures))
+    return {
+        "expected": f"{_markdown(('call', 'us'), told)}\n{sources}",
+        "support": support.markdown(),
+    }
 
 
 def picture() -> bytes:

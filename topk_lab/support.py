@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields
 
 from topk_lab import results
 
-__all__ = ["GROUPS", "Row", "markdown", "of_device", "refusal", "row_of", "rows"]
+__all__ = ["GROUPS", "Row", "here", "markdown", "of_device", "refusal", "row_of", "rows"]
 
 # Group -> what it is called, in the order of the table.
 GROUPS = {
@@ -132,6 +132,28 @@ def of_device(arch: str, version: str | None) -> str:
         if version and _numbers(version) < _numbers(row.minimum):
             parts.append(f"torch is built for {version}, which is too old")
     return "; ".join([*parts, row.ran])
+
+
+def here() -> list[str]:
+    """What the table says of the devices of this machine, each kind once.
+
+    Returns
+    -------
+    list of str
+        Lines of `of_device`; empty where no driver can be asked.
+    """
+    from topk_lab import driver
+
+    platform = driver.platform()
+    if platform is None:
+        return []
+    try:
+        archs = driver.devices(platform)
+    except driver.DriverError:
+        return []  # the target's own status says why
+    import torch
+
+    return [of_device(arch, torch.version.hip) for arch in dict.fromkeys(archs)]
 
 
 def markdown() -> str:

@@ -9,7 +9,7 @@ leaves the process alive.
 
 from topk_lab.driver.device import Device, Prepared, launch, open_device, prepare
 from topk_lab.driver.memory import Memory, open_memory
-from topk_lab.driver.readiness import Readiness, status
+from topk_lab.driver.readiness import Readiness, devices, status
 from topk_lab.driver.runtime import HIP_LIBRARY_VARIABLE, DriverError, platform
 
 __all__ = [
@@ -19,6 +19,7 @@ __all__ = [
     "Memory",
     "Prepared",
     "Readiness",
+    "devices",
     "launch",
     "open_device",
     "open_memory",

@@ -8,7 +8,7 @@ from topk_lab import code_objects
 from topk_lab.driver.device import code_target
 from topk_lab.driver.runtime import DriverError, open_runtime, platform
 
-__all__ = ["Readiness", "status"]
+__all__ = ["Readiness", "devices", "status"]
 
 _INSTALL = {"hip": "install PyTorch for ROCm", "cuda": "install PyTorch for CUDA"}
 _BUILD = {"hip": "make build", "cuda": "put nvcc on PATH, then make build"}
@@ -34,6 +34,26 @@ def _code(target: str, archs: list[str]) -> code_objects.CodeObjectFile:
     raise refusals[0]
 
 
+def devices(target: str) -> list[str]:
+    """Architectures of the devices of a platform, in the order of their numbers.
+
+    Parameters
+    ----------
+    target : {"hip", "cuda"}
+
+    Returns
+    -------
+    list of str
+
+    Raises
+    ------
+    DriverError
+        The platform's driver can't be used.
+    """
+    runtime = open_runtime(target)
+    return [runtime.describe(index)[0] for index in range(runtime.count())]
+
+
 def status(target: str) -> Readiness:
     """Find out whether the devices of a platform can be used.
 
@@ -54,7 +74,7 @@ def status(target: str) -> Readiness:
     detail = ""
     try:
         runtime = open_runtime(target)
-        archs = [runtime.describe(index)[0] for index in range(runtime.count())]
+        archs = devices(target)
         if not archs:
             raise DriverError(f"{runtime.path} sees no device", runtime.no_device_fix)
         detail = f"{', '.join(archs)} by {runtime.path}"
