@@ -5,17 +5,23 @@ is emulated.
 """
 
 import collections
+import dataclasses
+import fcntl
 import json
 import os
 import shutil
 import stat
 import subprocess
 import sys
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
+import pandas as pd
 import pytest
 
-from topk_lab import bench, claims, firstlight, profile, results, workloads
+from topk_lab import bench, claims, environment, firstlight, profile, results, workloads
+from topk_lab.bench import Effort
 from topk_lab.contributions import unseal
 from topk_lab.firstlight import checks, counters, page, supervisor, timing
 from topk_lab.firstlight.report import Report
@@ -43,13 +49,19 @@ def first_run(folder, *arguments, env=None, **stand_in):
 ONE = ("--only", "exactness/aiter_one_block", "--only", "fresh_lengths/aiter_one_block")
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    """One whole run."""
-    folder = tmp_path_factory.mktemp("whole")
-    done, reports = first_run(folder)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return folder, done.stdout, reports
+@pytest.fixture(scope="session")
+def whole(tmp_path_factory, worker_id):
+    """One whole run, whichever worker asks first."""
+    shared = tmp_path_factory.getbasetemp()
+    shared = shared if worker_id == "master" else shared.parent
+    folder, told = shared / "whole", shared / "whole.txt"
+    with (shared / "whole.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not told.exists():
+            done, _ = first_run(folder)
+            assert done.returncode == 0, done.stdout + done.stderr
+            told.write_text(done.stdout)
+    return folder, told.read_text(), found(folder / "record.jsonl")[0]
 
 
 def test_every_check_runs_and_says_so(whole):
@@ -130,7 +142,7 @@ def test_another_package_or_device_starts_anew(whole, tmp_path):
 
 
 def test_a_kernel_that_leaves_a_step_out_is_wrong(tmp_path):
-    done, reports = first_run(tmp_path, *ONE, fault="broken-kernel")
+    done, reports = first_run(tmp_path, *ONE[:2], fault="broken-kernel")
     assert done.returncode == 1
     report = reports["exactness/aiter_one_block"]
     assert report.status == "wrong"
@@ -268,7 +280,7 @@ with (folder / "firstlight_counter_collection.csv").open("w", newline="") as fil
 
 @pytest.fixture
 def rocprofv3(tmp_path):
-    """A program of that name: runs the child, and counts what it is told to."""
+    """A program of that name on PATH: runs the child, and counts what is predicted."""
     logits = workloads.make(counters.WORKLOAD, counters.NUM_ROWS, counters.NUM_COLS)
     predicted = profile.predictions(counters.VARIANT, "gfx950", logits, counters.K)
     values = tmp_path / "values.json"
@@ -277,40 +289,62 @@ def rocprofv3(tmp_path):
     program.write_text(FAKE.format(python=sys.executable, values=str(values)))
     program.chmod(program.stat().st_mode | stat.S_IEXEC)
 
-    def count(change):
-        rows = predicted[["kernel", "hardware_counter", "predicted"]].to_numpy().tolist()
-        values.write_text(json.dumps([change(*row) for row in rows]))
-        return {"PATH": f"{program.parent}:{os.environ['PATH']}"}
-
-    return count
+    rows = predicted[["kernel", "hardware_counter", "predicted"]].to_numpy().tolist()
+    values.write_text(json.dumps(rows))
+    return {"PATH": f"{program.parent}:{os.environ['PATH']}"}
 
 
 def test_counters_stand_beside_the_emulated_ones(rocprofv3, tmp_path):
-    env = rocprofv3(lambda *row: row)
-    done, reports = first_run(tmp_path / "same", "--only", "counters", env=env)
+    done, reports = first_run(tmp_path / "run", "--only", "counters", env=rocprofv3)
     assert done.returncode == 0, done.stdout + done.stderr
     report = reports["counters"]
     assert report.status == "ok"
     assert any(note.startswith("vllm_k512_select SQ_WAVES ") for note in report.notes)
     assert any("SQ_LDS_ADDR_CONFLICT is no counter of this device" in note for note in report.notes)
     # A stand-in's counts are no hardware's.
-    assert "profile" not in set(results.load(tmp_path / "same" / "record.jsonl")["experiment"])
+    assert "profile" not in set(results.load(tmp_path / "run" / "record.jsonl")["experiment"])
 
-    def doubled(kernel, name, value):
-        return kernel, name, value * (2 if name == "SQ_INSTS_VMEM" else 1)
 
-    done, reports = first_run(tmp_path / "other", "--only", "counters", env=rocprofv3(doubled))
-    assert done.returncode == 1
-    assert "SQ_INSTS_VMEM of vllm_k512_select is " in reports["counters"].reason
-    assert "please send this record" in reports["counters"].cause
+def test_counters_that_disagree_are_told(tmp_path):
+    predicted = pd.DataFrame(
+        {
+            "kernel": "vllm_k512_select",
+            "hardware_counter": ["SQ_INSTS_VMEM", "TCC_REQ_sum", "SQ_WAVES"],
+            "predicted": [1000.0, 500.0, 16.0],
+            "relation": ["=", "<=", "="],
+            "tolerance": [0.01, 0.10, 0.0],
+        }
+    )
+    captured = environment.RunInfo.capture(kernel_hash="c0ffee00")
+    recorder = results.Recorder(tmp_path / "record.jsonl", captured)
+    memory = SimpleNamespace(target="hip", opened=SimpleNamespace(arch="gfx950"))
+    context = checks.Context("hip", memory, recorder, 0.0)
+    kernel = "vllm_k512_select"
+    counted = {(kernel, "SQ_INSTS_VMEM"): 1010.0, (kernel, "TCC_REQ_sum"): 7.0}
+    report = counters._judged(context, predicted, counted, ["SQ_WAVES: none"], (2, 2))
+    assert report.status == "ok"
+    assert len(report.notes) == 3
+    (cell,) = results.load(recorder.destination).to_dict("records")
+    assert (cell["kind"], cell["experiment"]) == ("measured", "profile")
+    assert cell["counters"] == {"rocprofv3_sq_insts_vmem": [1010.0], "rocprofv3_tcc_req_sum": [7.0]}
+    report = counters._judged(
+        context, predicted, counted | {(kernel, "SQ_INSTS_VMEM"): 1011.0}, [], (2, 2)
+    )
+    assert report.status == "wrong"
+    assert "SQ_INSTS_VMEM of vllm_k512_select is 1011, 1000 (within 1%) was predicted" in (
+        report.reason
+    )
+    assert "please send this record" in report.cause
+    report = counters._judged(context, predicted, {}, ["SQ_WAVES: none"], (0, 2))
+    assert (report.status, report.reason) == ("skipped", "nothing was counted: SQ_WAVES: none")
 
 
 def test_counters_that_are_collected_together_share_a_block():
     for target, known in profile.HARDWARE_COUNTERS.items():
         asked = counters.groups(target)
-        assert [name for group in asked for name in group].sort() == [
+        assert sorted(name for group in asked for name in group) == sorted(
             counter.name for counter in known
-        ].sort()
+        )
         for group in asked:
             assert len({name.partition("_")[0] for name in group}) == 1
             assert len(group) <= 7
@@ -358,6 +392,78 @@ def test_cases_that_a_claim_names_come_first():
     asked = {8, 16, 32, 64, 128, 256}
     assert {cell.num_rows for cell in latency[: 4 * len(asked)]} == asked
     assert len(timing.cells("reference_shapes")) == 36
+
+
+class Clocked:
+    """A device that is timed: what is queued runs at once, a graph is its calls."""
+
+    target, place, arch, cache_bytes = "cuda", "cpu", "sm_90", 2**20
+
+    def capture(self, calls):
+        return lambda: [call() for call in calls]
+
+    def event(self):
+        event = SimpleNamespace(elapsed_time=lambda end: 1e3 * (end.now - event.now))
+        event.record = lambda: setattr(event, "now", time.perf_counter())
+        return event
+
+    def write_pressure(self):
+        pass
+
+    def synchronize(self):
+        pass
+
+    def clocks(self):
+        return {}
+
+
+@pytest.fixture
+def timed(tmp_path, monkeypatch):
+    """What a part that takes times is given, on a device that the host plays."""
+    monkeypatch.setattr(bench.experiments, "TorchDevice", Clocked)
+    monkeypatch.setattr(timing, "QUICK_LOGITS", 70_000)
+    monkeypatch.setattr(timing, "EFFORT", Effort(min_samples=2, max_seconds=0, warm_up_seconds=0))
+    captured = environment.RunInfo.capture(kernel_hash="c0ffee00")
+    device = {"name": "a host", "arch": "sm_90", "compute_units": 1, "memory_bytes": 1}
+    device |= {"runtime": "CUDA 13.0", "driver": None}
+    run = dataclasses.replace(captured, environment=captured.environment | {"device": device})
+    recorder = results.Recorder(tmp_path / "record.jsonl", run)
+    memory = SimpleNamespace(target="cuda")
+    return checks.Context("cuda", memory, recorder, time.monotonic() + 60, quick=True)
+
+
+def test_times_are_taken_recorded_and_not_taken_again(timed):
+    report = timing.run(timed, "reference_shapes")
+    assert (report.status, report.done, report.planned) == ("ok", 2, 2)
+    frame = results.load(timed.recorder.destination)
+    assert len(frame) == sum(len(cell.variants) for cell in timing.cells("reference_shapes", True))
+    assert set(frame["status"]) == {"ok"}
+    assert frame["median_us"].notna().all()
+    assert set(frame["kind"]) == {"measured"}
+    assert timing.run(timed, "reference_shapes").done == 2
+    assert len(results.load(timed.recorder.destination)) == len(frame)
+
+
+def test_times_that_there_is_no_time_for_are_left_out(timed):
+    timed.deadline = time.monotonic()
+    report = timing.run(timed, "reference_shapes")
+    assert (report.status, report.done, report.short) == ("ok", 0, 2)
+    assert report.left_over
+    assert report.line() == "holds; 0 of 2 cells, 2 skipped: time"
+
+
+def test_a_time_of_a_wrong_answer_is_none(timed, monkeypatch):
+    honest = bench.candidates.operator
+
+    def forgets(variant, k, row_ends, logits):
+        call, out = honest(variant, k, row_ends, logits)
+        return (lambda: None) if variant == "vllm_k512" else call, out
+
+    monkeypatch.setattr(bench.candidates, "operator", forgets)
+    report = timing.run(timed, "reference_shapes")
+    assert report.status == "wrong"
+    assert "2 of 16 times, first vllm_k512 on " in report.reason
+    assert "unwritten" in report.reason
 
 
 def test_shares_are_those_of_ten_minutes():

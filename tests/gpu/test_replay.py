@@ -39,6 +39,14 @@ def test_one_graph_serves_200_lengths_and_contents(target, variant):
         assert finding.counters["replays"] == 200
 
 
+@pytest.mark.parametrize("variant", SAFE)
+@pytest.mark.parametrize("experiment", ["fresh_lengths", "side_streams"])
+def test_nothing_has_to_wait(target, variant, experiment):
+    (check,) = verify.checks(experiment, variant, target)
+    finding = verify.run(check)
+    assert check.holds(finding), verify.line(check, finding)
+
+
 ENDS = np.array([70_000, 66_001, 600, 512, 511, 1, 0], np.int32)
 
 
