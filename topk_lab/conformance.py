@@ -2,7 +2,7 @@
 
 The kernels are compiled with a stand-in for the HIP headers (``kernels/shim``). The wheel of
 triton carries the real ones, of HIP 7.1, and ROCm's device library; with these a few sources are
-compiled here, by the compiler of the build. What they answer is emulated as ever; what they ask of
+compiled here, by clang. What they answer is emulated as ever; what they ask of
 a compute unit may differ by `NEAR`.
 """
 
@@ -24,7 +24,16 @@ from typing import Any
 from topk_lab import toolchain
 from topk_lab.emulator import native
 
-__all__ = ["COMPILED", "NEAR", "PACKAGE", "build", "differences", "headers"]
+__all__ = [
+    "COMPILED",
+    "NEAR",
+    "PACKAGE",
+    "ClangNotFound",
+    "HeadersNotFound",
+    "build",
+    "differences",
+    "headers",
+]
 
 PACKAGE = "triton==3.9.0"
 HIP_VERSION = (7, 1)
@@ -61,6 +70,13 @@ _ISA_VERSIONS = {"gfx90a": 9010, "gfx942": 9402, "gfx950": 9500}
 
 class HeadersNotFound(RuntimeError):
     """Neither an installed package nor a registry gave the headers."""
+
+
+class ClangNotFound(RuntimeError):
+    """There is no clang that finds a C++ library: the headers include parts of one.
+
+    The other compilers don't serve: ziglang is told of no C++ library, and hipcc has its headers.
+    """
 
 
 def headers() -> Path:
@@ -147,7 +163,7 @@ def build(folder: Path, chosen: toolchain.Toolchain | None = None) -> dict[str, 
     folder : Path
         Takes the code objects and their manifest: what ``TOPK_LAB_CODE`` may name.
     chosen : Toolchain, optional
-        clang or zig; default `topk_lab.toolchain.choose`.
+        Default: clang.
 
     Returns
     -------
@@ -156,12 +172,18 @@ def build(folder: Path, chosen: toolchain.Toolchain | None = None) -> dict[str, 
 
     Raises
     ------
+    ClangNotFound
+        clang can't be used here.
     HeadersNotFound
         As `headers`.
     topk_lab.toolchain.ToolchainError
         The compiler failed.
     """
-    chosen = chosen or toolchain.choose()
+    if chosen is None:
+        try:
+            chosen = toolchain.usable("clang")
+        except toolchain.ToolchainError as error:
+            raise ClangNotFound(f"clang can't be used: {error}") from error
     rocm = headers()
     kernels = toolchain.kernels_folder()
     overlay = folder / "overlay"
