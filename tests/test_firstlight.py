@@ -185,6 +185,26 @@ def test_a_second_runtime_ends_the_run_at_once(tmp_path):
     assert results.validate(tmp_path / "record.jsonl") == 1
 
 
+def test_a_device_that_can_not_be_used_for_once_costs_no_record(whole, tmp_path):
+    copy = tmp_path / "record.jsonl"
+    shutil.copy(whole[0] / "record.jsonl", copy)
+    before = results.load(copy)
+    done, reports = first_run(tmp_path, fault="second-runtime")
+    assert done.returncode == 1
+    assert "record.jsonl of before is left as it is" in done.stdout
+    assert set(reports) == set(firstlight.parts())
+    assert len(results.load(copy)) == len(before)
+
+
+def test_a_device_that_could_not_be_used_leaves_nothing_to_go_on_from(tmp_path):
+    first_run(tmp_path, fault="second-runtime")
+    done, reports = first_run(tmp_path, "--only", "code_objects")
+    assert done.returncode == 0
+    assert "begins on gfx950" in done.stdout
+    assert list(reports) == ["ready", "code_objects"]
+    assert not list(tmp_path.glob("record-before-*"))
+
+
 def test_a_fault_that_ends_the_process_ends_one_part_only(tmp_path):
     done, reports = first_run(
         tmp_path, *ONE, "--only", "side_streams/vllm_k512", fault="memory-fault"

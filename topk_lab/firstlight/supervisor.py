@@ -223,6 +223,10 @@ class _Run:
             why = on.changed(now) if on else ["it holds no check"]
         if self.fresh:
             why = ["--fresh was given"]
+        if why and set(before) <= {READY} and not self.fresh:
+            self.record.unlink()  # the device could not be used then
+            self._tell(f"begins on {now.device}")
+            return
         if why:
             aside = _free(self.folder)
             self.record.rename(aside)
@@ -285,13 +289,11 @@ class _Run:
         try:
             self.start()
         except _Unusable as refused:
-            self._keep(READY, refused.report)
-            self._tell(f"{READY}: {refused.report.line()}")
+            self._refused(refused.report)
             return
         except _Lost as lost:
             self._stop()
-            self._keep(READY, Report("error", str(lost), _cause_of_loss(self.target, str(lost))))
-            self._tell(f"{READY}: {self.reports[READY].line()}")
+            self._refused(Report("error", str(lost), _cause_of_loss(self.target, str(lost))))
             return
         self._go_through([unit for unit in self.units if self._due(unit)])
         # What one check left of its share is for those that came before it.
@@ -299,6 +301,15 @@ class _Run:
         if short and self.seconds - self.elapsed > LEAST_SECONDS * len(short):
             self._tell(f"goes on with {len(short)} parts that time was short for")
             self._go_through(short)
+
+    def _refused(self, report: Report) -> None:
+        """Nothing can be run: say so, and leave what was found before as it is."""
+        kept = self.record.exists()
+        if not kept:
+            self._keep(READY, report)
+        self.reports = {READY: report}
+        left = f"; {self.record.name} of before is left as it is" if kept else ""
+        self._tell(f"{READY}: {report.line()}{left}")
 
     def _was_short(self, unit: str) -> bool:
         report = self.reports.get(unit)
