@@ -33,7 +33,7 @@ def test_every_instruction_is_of_a_kind_and_every_kernel_runs_somewhere(made):
 def test_the_page_is_that_of_the_sheet():
     frame, compiler = isa_sheet.load()
     text = isa_sheet.page(frame, compiler)
-    folder = results.data_root() / "emulated"
+    folder = results.data_root() / "isa"
     assert (folder / "ISA.md").read_text() == text
     assert compiler in text
     for target in isa_sheet.COHERENT:

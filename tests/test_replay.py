@@ -1,10 +1,13 @@
 """Is a captured call judged on what it left behind, and are stale ones found out?"""
 
+import re
+
 import numpy as np
 import pytest
 import torch
 
 from topk_lab import registry, replay, schedules, targets, verify
+from topk_lab.contract import UNWRITTEN
 from topk_lab.driver import DriverError
 from topk_lab.verify import graphs as replay_graphs
 
@@ -102,6 +105,51 @@ def test_a_replay_with_the_lengths_of_the_capture_is_exact_even_where_the_host_d
         captured = replay.capture("gfx950", "vllm_k512", 4, 2000, host=host, row_ends=ends)
         captured.replay(replay.Replay(0, "few values", ends))
         assert captured.wrong() is None
+
+
+def test_replays_back_to_back_are_judged_by_the_lengths_that_they_were_given():
+    ends = np.array([[2000, 700, 3, 0], [600, 600, 1999, -7], [2, 2000, 513, 9999]], np.int32)
+    captured = replay.capture("gfx950", "vllm_k512", 4, 2000, direct=True)
+    answers = captured.back_to_back(ends)
+    assert answers.shape == (3, 4, 512)
+    for number, answer in enumerate(answers):
+        assert captured.wrong_with(answer, ends[number]) is None
+        assert captured.wrong_with(answer, ends[number - 1]) is not None
+    with pytest.raises(ValueError, match="direct must come without host, got host='host-path'"):
+        replay.capture("gfx950", "vllm_k512", 4, 2000, direct=True, host="host-path")
+
+
+@pytest.mark.parametrize(
+    ("variant", "wrong", "words"),
+    [
+        ("stale", True, r"^replay 2: stale lengths: the answer is that of the lengths of replay 0"),
+        ("lost", True, r"^replay 2: 4 rows; row 0: unwritten"),
+        ("honest", False, None),
+    ],
+)
+def test_what_was_read_is_told_from_what_is_wrong(monkeypatch, variant, wrong, words):
+    honest = replay.Captured.back_to_back
+
+    def faulty(captured, row_ends):
+        answers = honest(captured, row_ends)
+        if variant != "honest":
+            answers[2] = answers[0] if variant == "stale" else UNWRITTEN
+        return answers
+
+    monkeypatch.setattr(replay.Captured, "back_to_back", faulty)
+    finding = replay_graphs._fresh_body("vllm_k512", "gfx950", 4, 2000, 4)
+    assert (finding.status == "wrong") == wrong
+    assert finding.counters["replays"] == 4
+    if wrong:
+        assert re.search(words, finding.reason)
+        assert finding.counters["exact"] == 2
+
+
+def test_what_is_a_devices_question_is_not_asked_of_others():
+    for experiment in ("fresh_lengths", "side_streams"):
+        assert verify.checks(experiment, "vllm_k512", "gfx950") == []
+        (check,) = verify.checks(experiment, "vllm_k512", "hip")
+        assert check.due == "ok"
 
 
 @pytest.mark.parametrize(

@@ -209,7 +209,7 @@ def make() -> tuple[pd.DataFrame, str]:
 
 
 def _folder() -> Path:
-    return results.data_root() / "emulated"
+    return results.data_root() / "isa"
 
 
 def load() -> tuple[pd.DataFrame, str]:
