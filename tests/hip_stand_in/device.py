@@ -52,7 +52,7 @@ class HostMemory:
 
     def launch(self, plan, tensors) -> None:
         arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
-        self._stand_in._memory.clear()
+        self._stand_in.forget()
         addresses = {
             name: self._stand_in.share(name, array, name not in targets.READ_ONLY)
             for name, array in arrays.items()

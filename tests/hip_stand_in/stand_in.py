@@ -127,6 +127,10 @@ class StandIn:
         self._memory[name] = array, writable
         return array.__array_interface__["data"][0]
 
+    def forget(self) -> None:
+        """Let kernels touch nothing that was shared before."""
+        self._memory.clear()
+
     def stream(self, device: int) -> int:
         return self._library.stand_in_stream(device)
 

@@ -16,7 +16,15 @@ from topk_lab import code_objects, results
 from topk_lab.environment import RunInfo, without_paths
 from topk_lab.firstlight.report import Report
 
-__all__ = ["EXPERIMENT", "Fingerprint", "fingerprint", "found", "package_digest", "record_part"]
+__all__ = [
+    "EXPERIMENT",
+    "Fingerprint",
+    "fingerprint",
+    "found",
+    "package_digest",
+    "record_part",
+    "run_without_device",
+]
 
 EXPERIMENT = "firstlight"
 
