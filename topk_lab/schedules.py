@@ -622,7 +622,7 @@ DELEGATE_LONG_COLUMNS = 131_072
 DELEGATE_CROWD_ROWS = 128
 # Launches overlap where there are multiprocessors enough for rows that wait.
 DELEGATE_OVERLAP_ROWS = DELEGATE_CROWD_ROWS
-DELEGATE_CROWD_COLUMNS = (12_285, 65_536)
+DELEGATE_CROWD_COLUMNS = 65_536
 
 DELEGATE_BLOCKS = 264  # that reduce, of all rows together: two for each multiprocessor of an H200
 TILE_COLUMNS = 8192  # of a turn of such a block, with 64 lanes a wave
@@ -650,8 +650,7 @@ def delegate_member(num_rows: int, num_cols: int, k: int) -> str:
         return "k512_long"
     if num_rows <= DELEGATE_CROWD_ROWS:
         return "k512"
-    more_than, most = DELEGATE_CROWD_COLUMNS
-    return "k512_crowd" if more_than < num_cols <= most else "k512_pair"
+    return "k512_crowd" if num_cols <= DELEGATE_CROWD_COLUMNS else "k512_pair"
 
 
 def delegate_policy(

@@ -80,7 +80,7 @@ def test_workloads_with_poisoned_tails(name, member):
 
         assert twin.active_splits.tolist() == [1] * len(row_ends)
         assert twin.split_indices.size == 0
-        assert twin.trace.shape == (len(row_ends), 1, 20)
+        assert twin.trace.shape == (len(row_ends), 1, 23)
 
 
 @pytest.mark.parametrize("k", ["1", "n - 1", "n", "n + 1", "4096"])
@@ -367,11 +367,11 @@ def test_segments_that_find_no_place_are_chosen_by_their_delegates(num):
 def test_logits_that_find_no_place_are_told_apart_where_they_are(num):
     assert K512.item_capacity == 2048
     row = np.zeros((5, 512, 4), np.float32)
-    # No more than 127 of 512 threads have any, in 508 groups: zero bounds the cut.
-    some = np.zeros((5, 127, 4), np.float32)
+    # No more than 112 of 512 threads have any, in 448 groups: zero bounds the cut.
+    some = np.zeros((5, 112, 4), np.float32)
     order = np.random.default_rng(num).permutation(some.size)[:num]
     some.reshape(-1)[order] = 1 + np.arange(num) * np.float32(2**-16)
-    row[:, :127] = some
+    row[:, :112] = some
     twin = assert_twin_right("delegate", lying(row.ravel(), 0), 512)
     first, second, *_ = passes(twin)["histogram"]
     assert first.sum() == 2048  # groups
@@ -421,8 +421,17 @@ def test_rows_whose_greatest_logits_are_too_many(greatest):
 def test_groups_take_fours_in_turns():
     member = delegate.Member(*(getattr(K512, field) for field in delegate.Member._fields))
     maxima = np.arange(1, 2 * 2048 + 7).astype(np.uint32)
-    groups = delegate.greatest_delegates(maxima, member)
-    assert groups.tolist() == [*range(4097, 4103), *range(2048 + 7, 4097)]
+    groups = delegate.greatest_delegates(maxima, member).reshape(512, 4)
+    # Each run of 2048 goes to groups one further than the run before it: the last has six.
+    assert groups[0].tolist() == [4099, 4100, 4097, 4098]
+    assert groups[1].tolist() == [2056, 2053, 4101, 4102]
+    assert groups[2:].tolist() == [
+        [4 * thread + 2052, *range(4 * thread + 2049, 4 * thread + 2052)]
+        for thread in range(2, 512)
+    ]
+    # Those that a thread doesn't keep, behind four runs, stay in their places.
+    groups = delegate.greatest_delegates(np.arange(5 * 2048).astype(np.uint32), member)
+    assert groups.tolist() == [*range(4 * 2048, 5 * 2048)]
     # A column before the first quad, two quads, and a column behind them. A thread that has but a
     # column has -inf in its other groups.
     row = delegate.Segments(np.arange(2**31, 2**31 + 10).astype(np.uint32), 3, 16, 1)
@@ -435,6 +444,22 @@ def test_groups_take_fours_in_turns():
     assert groups[4:12] == [*range(2**31 + 1, 2**31 + 9)]
     assert groups[12:20] == [0, 0, 0, 0, 2**31 + 9, *lowest]
     assert not any(groups[20:])
+
+
+@pytest.mark.parametrize("phase", range(16))
+def test_no_pattern_of_the_row_leaves_most_groups_empty(phase):
+    member = delegate.Member(*(getattr(K512, field) for field in delegate.Member._fields))
+    # One segment in four has a logit.
+    maxima = np.zeros(8192, np.uint32)
+    maxima[phase % 4 :: 4] = 7
+    assert delegate.greatest_delegates(maxima, member).all()
+    # One quad in 16 has: of the 6 of a thread, no two in the same place among 16.
+    row = delegate.Segments(np.zeros(12_288, np.uint32), 0, 16, 768)
+    row.keys.reshape(-1, 16, 4)[:, phase] = 2**31
+    kept = delegate.load_kept(row, np.arange(768))
+    groups = delegate.greatest_kept(kept, 0, member)
+    assert np.count_nonzero(groups == 2**31) == 12_288 // 16
+    assert np.unique(kept.quads).size == 12_288 // 4
 
 
 @pytest.mark.parametrize("k", [1, 512])
@@ -480,7 +505,7 @@ def test_rows_are_passed_over_once_where_their_logits_spread():
 
 
 def test_records_have_room_for_every_pass():
-    assert keys.NUM_DELEGATE_PASSES == 20
+    assert keys.NUM_DELEGATE_PASSES == 23
     rng = np.random.default_rng(0)
     most = 0
     for _ in range(300):
@@ -492,7 +517,7 @@ def test_records_have_room_for_every_pass():
         row[rng.integers(0, row.size, 9)] = rng.choice([np.nan, np.inf, -np.inf, 0])
         k = int(rng.integers(1, 513))
         most = max(most, len(passes(assert_twin_right("delegate", row[None], k))))
-    assert 5 <= most < 20, most
+    assert 5 <= most < 23, most
 
 
 FIELDS = ["block", "step", "prefix", "threshold_bin", "bin_size", "above", "emitted"]
@@ -510,8 +535,8 @@ def test_a_trace_shows_each_pass():
     expected = pd.DataFrame([("row", 0, 0xBF800000, 1, 1, 69, 70, 1, True)], columns=FIELDS)
     pd.testing.assert_frame_equal(shown.frame(), expected, check_dtype=False)
     assert sorted(shown.indices.tolist()) == [*range(330, 400)]
-    assert shown.steps.shape == (1, 20)
-    assert shown.steps["histogram"].shape == (1, 20, 4096)
+    assert shown.steps.shape == (1, 23)
+    assert shown.steps["histogram"].shape == (1, 23, 4096)
 
 
 # ---- calls ---------------------------------------------------------------------------------------

@@ -59,10 +59,12 @@ struct BinCounter<Increments::crowd> {
 
   __device__ __forceinline__ void look(int32_t next_bin) {
     const unsigned long long lanes = active_lanes();
-    const int enough = (__popcll(lanes) + 3) / 4;
-    const bool as_before = __popcll(ballot_of(lanes, next_bin == bin)) >= enough;
+    const int enough = (static_cast<int>(__popcll(lanes)) + 3) / 4;
+    const bool as_before =
+        static_cast<int>(__popcll(ballot_of(lanes, next_bin == bin))) >= enough;
     const int32_t shared_bin = first_of(lanes, next_bin);
-    const bool as_first = __popcll(ballot_of(lanes, next_bin == shared_bin)) >= enough;
+    const bool as_first =
+        static_cast<int>(__popcll(ballot_of(lanes, next_bin == shared_bin))) >= enough;
     crowded = as_before || as_first;
     if (as_before || !as_first) return;
     if (kept > 0) atomicAdd(&histogram[bin], kept);

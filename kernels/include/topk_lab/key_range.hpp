@@ -73,7 +73,7 @@ struct FixedPoint {
   __device__ __forceinline__ int32_t of(uint32_t key) const {
     const uint32_t negative = key < zero_key ? ~0u : 0u;
     const float magnitude = __uint_as_float((key ^ negative) & 0x7fffffffu);
-    return static_cast<int32_t>(fminf(magnitude * scale, most)) ^ static_cast<int32_t>(negative);
+    return static_cast<int32_t>(lesser(magnitude * scale, most)) ^ static_cast<int32_t>(negative);
   }
   __device__ __forceinline__ uint32_t lowest_key_of(int32_t place) const {
     return place < 0 ? ~first_key(~place + 1) + 1u : first_key(place);

@@ -127,6 +127,15 @@ __device__ __forceinline__ int32_t opaque_one() {
 #endif
 }
 
+// The lesser of two, the other where one is a NaN.
+__device__ __forceinline__ float lesser(float a, float b) {
+#if defined(__CUDACC__)
+  return fminf(a, b);
+#else
+  return __builtin_fminf(a, b);
+#endif
+}
+
 __device__ __forceinline__ int lane_index() { return static_cast<int>(__lane_id()); }
 
 // Lanes of `mask` below the caller's.

@@ -28,15 +28,14 @@ struct Segments {
 
   // Four neighbours, the first at `position`; `absent` where no column is live.
   __device__ __forceinline__ float4 load(uint32_t position, float absent) const {
-    float4 four{absent, absent, absent, absent};
     if (position < length && position + 3u < length) {
       return *reinterpret_cast<const float4*>(logits + position);
     }
-    if (position < length) four.x = logits[position];
-    if (position + 1u < length) four.y = logits[position + 1u];
-    if (position + 2u < length) four.z = logits[position + 2u];
-    if (position + 3u < length) four.w = logits[position + 3u];
-    return four;
+    const float x = position < length ? logits[position] : absent;
+    const float y = position + 1u < length ? logits[position + 1u] : absent;
+    const float z = position + 2u < length ? logits[position + 2u] : absent;
+    const float w = position + 3u < length ? logits[position + 3u] : absent;
+    return float4{x, y, z, w};
   }
 };
 
@@ -54,12 +53,32 @@ __device__ __forceinline__ float max_or_nan(float a, float b) {
 
 inline constexpr int delegate_loads = 8;  // 16-byte loads that a thread has under way
 
+// Rounds of the reduction by lanes 1 to `Distance` apart, the farthest first: in each a lane gives one half of
+// its values away and takes the other half of those of its partner, so that none is reduced twice. The last
+// round's are the first ones.
+template <uint32_t Distance, int Values>
+__device__ __forceinline__ void reduce_among_lanes(uint32_t lane,
+                                                   float (&greatest)[delegate_loads]) {
+  if constexpr (Distance > 0) {
+    constexpr int kept = Values / 2;
+    const bool upper = (lane & Distance) != 0;
+#pragma unroll
+    for (int i = 0; i < kept; ++i) {
+      const float own = upper ? greatest[i + kept] : greatest[i];
+      const float given = upper ? greatest[i] : greatest[i + kept];
+      const int taken =
+          __shfl_xor(static_cast<int>(__float_as_uint(given)), static_cast<int>(Distance));
+      greatest[i] = max_or_nan(own, __uint_as_float(static_cast<uint32_t>(taken)));
+    }
+    reduce_among_lanes<Distance / 2, kept>(lane, greatest);
+  }
+}
+
 // Writes maxima[s], for every segment s, by all of the `num_waves` that share the row, of which the
 // caller's is number `wave`.
 //
 // A wave takes tiles of delegate_loads * wave_size quads. The lanes that share a segment hold
-// delegate_loads quads of it and its neighbours. In each round of the reduction a lane gives one half of
-// its values away and takes the other half of those of its partner, so that none is reduced twice.
+// delegate_loads quads of it and its neighbours.
 template <int Segment>
 __device__ __forceinline__ void reduce_segments(const Segments<Segment>& segments, uint32_t* maxima,
                                                 uint32_t wave, uint32_t num_waves) {
@@ -93,20 +112,7 @@ __device__ __forceinline__ void reduce_segments(const Segments<Segment>& segment
       greatest[i] =
           max_or_nan(max_or_nan(quads[i].x, quads[i].y), max_or_nan(quads[i].z, quads[i].w));
     }
-    int kept = delegate_loads;
-#pragma unroll
-    for (uint32_t distance = sharers / 2; distance > 0; distance /= 2) {
-      kept /= 2;
-      const bool upper = (lane & distance) != 0;
-#pragma unroll
-      for (int i = 0; i < kept; ++i) {
-        const float own = upper ? greatest[i + kept] : greatest[i];
-        const float given = upper ? greatest[i] : greatest[i + kept];
-        const int taken =
-            __shfl_xor(static_cast<int>(__float_as_uint(given)), static_cast<int>(distance));
-        greatest[i] = max_or_nan(own, __uint_as_float(static_cast<uint32_t>(taken)));
-      }
-    }
+    reduce_among_lanes<sharers / 2, delegate_loads>(lane, greatest);
 #pragma unroll
     for (int i = 0; i < own_segments; ++i) {
       const uint32_t load = (lane % sharers) * own_segments + i;

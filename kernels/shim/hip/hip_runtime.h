@@ -119,7 +119,6 @@ HIP_SHIM_DEVICE int __ffs(int x) { return __builtin_ffs(x); }
 HIP_SHIM_DEVICE int __ffsll(long long x) { return __builtin_ffsll(x); }
 HIP_SHIM_DEVICE int __clz(int x) { return x == 0 ? 32 : __builtin_clz(static_cast<unsigned>(x)); }
 HIP_SHIM_DEVICE unsigned __float_as_uint(float x) { return __builtin_bit_cast(unsigned, x); }
-HIP_SHIM_DEVICE float fminf(float a, float b) { return __builtin_fminf(a, b); }
 HIP_SHIM_DEVICE float __uint_as_float(unsigned bits) { return __builtin_bit_cast(float, bits); }
 HIP_SHIM_DEVICE int __shfl(int value, int lane) {
   return __builtin_amdgcn_ds_bpermute(lane << 2, value);
