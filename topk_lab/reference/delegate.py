@@ -555,7 +555,7 @@ def write_equal(kept, cut, above, answer):
 
 @njit
 def tell_apart(
-    row, maxima, listed, expected, in_order, kept, cut, at_cut, low, top, answer, records
+    row, maxima, listed, expected, in_order, kept, cut, at_cut, span, is_tight, answer, records
 ):
     """Write the k best of all that is listed, whatever its size.
 
@@ -578,24 +578,22 @@ def tell_apart(
     cut : KeyRange
     at_cut : int64
         As `choose_segments` returns them.
-    low : int64
-        The k-th key is that at least,
-    top : int64
-        and no key of the row is above this.
+    span : KeyRange
+        Holds the k-th key, and all that are above it.
+    is_tight : bool
+        Whether it spans no more than there is.
     answer : (k,) int32
         Written.
     records : PassRecords
     """
     k = answer.size
-    is_tight = low > LOWEST_KEY
-    span = KeyRange(low, top, 0, UNCOUNTED)
+    whole = span
     if at_cut == UNCOUNTED or in_order:
         span = narrow_range(kept.keys, span, k, is_tight, can_be_compared, k, records)
     if not in_order and not can_be_compared(span, k):
         list_in_order(maxima, cut.low, at_cut, expected, listed)
         kept = load_kept(row, listed[:expected])
-        span = KeyRange(low, top, 0, UNCOUNTED)
-        span = narrow_range(kept.keys, span, k, is_tight, can_be_compared, k, records)
+        span = narrow_range(kept.keys, whole, k, is_tight, can_be_compared, k, records)
     record_end(records, k)
     write_winners(kept.keys, kept.positions, span, answer)
     if not can_be_compared(span, k):
@@ -664,8 +662,10 @@ def choose_positions(row, member, answer, records):
         record_end(records, k)
         write_equal(kept, low, num_items, answer)
         return
+    span = KeyRange(bar + 1 if num_items >= k else low, top, 0, UNCOUNTED)
+    is_tight = low > LOWEST_KEY
     tell_apart(
-        row, maxima, listed, expected, in_order, kept, cut, at_cut, low, top, answer, records
+        row, maxima, listed, expected, in_order, kept, cut, at_cut, span, is_tight, answer, records
     )
 
 
