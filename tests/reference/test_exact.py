@@ -10,6 +10,7 @@ import pytest
 import torch
 from numpy.lib.stride_tricks import as_strided
 
+from topk_lab import threads as shared_threads
 from topk_lab import workloads
 from topk_lab.contract import canonical_key, find_violations, live_bounds
 from topk_lab.reference import exact, rows
@@ -256,9 +257,9 @@ def test_values_keep_the_bits_of_the_logits():
 
 def test_threads_share_nothing(monkeypatch):
     logits = workloads.make("few_values", 64, 16_384, count=200)
-    monkeypatch.setattr(rows.config, "NUMBA_NUM_THREADS", 1)
+    monkeypatch.setattr(shared_threads.config, "NUMBA_NUM_THREADS", 1)
     alone, _ = exact.select(logits, 512)
-    monkeypatch.setattr(rows.config, "NUMBA_NUM_THREADS", 7)
+    monkeypatch.setattr(shared_threads.config, "NUMBA_NUM_THREADS", 7)
 
     for _ in range(10):
         np.testing.assert_array_equal(exact.select(logits, 512)[0], alone)

@@ -38,6 +38,7 @@ def page_slot(table_row, page_bits, index):
     types.int64,
     types.Array(types.int32, 2, "A", readonly=True),
     types.int32[:, ::1],
+    keep=True,
 )
 def transform_pages(first, last, page_table, next_n, page_bits, indices, slots):
     """Write the slot of every index: the launch behind a selection that writes indices alone."""

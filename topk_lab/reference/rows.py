@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import operator
-import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
-from numba import config, njit, types
+from numba import types
 
+from topk_lab.compiled import Compiled
 from topk_lab.contract import MAX_COLUMNS
 from topk_lab.contract.words import as_array
+from topk_lab.threads import available_threads, run_all
 
 __all__ = ["ROWS", "ROW_LIST", "RowKernel", "row_bits", "row_bounds", "row_kernel", "whole_k"]
 
@@ -25,56 +24,42 @@ ROW_LIST = types.Array(types.int64, 1, "C", readonly=True)
 LOGITS_PER_THREAD = 1 << 16
 
 
-class RowKernel:
+class RowKernel(Compiled):
     """A compiled function that works on a range of rows; see `row_kernel`."""
-
-    def __init__(self, function: Callable[..., None], signature: types.Type):
-        functools.update_wrapper(self, function)
-        self.signature = signature
-        self._compiled = None
-        self._lock = threading.Lock()
-
-    def compiled(self) -> Callable[..., None]:
-        """Return the compiled function; the first call compiles it."""
-        with self._lock:
-            if self._compiled is None:
-                self._compiled = njit(self.signature, nogil=True)(self.__wrapped__)
-            return self._compiled
 
     def __call__(self, num_rows: int, num_logits: int, *args: object) -> None:
         """Run the function on all rows, which hold `num_logits` logits."""
-        run = self.compiled()
-        threads = min(config.NUMBA_NUM_THREADS, num_rows, 1 + num_logits // LOGITS_PER_THREAD)
-        if threads <= 1:
-            run(0, num_rows, *args)
-            return
+        run = self.ready()
+        threads = min(available_threads(), num_rows, 1 + num_logits // LOGITS_PER_THREAD)
         # Lengths differ from row to row: a few ranges a thread even the load out.
-        edges = np.linspace(0, num_rows, min(4 * threads, num_rows) + 1).astype(int).tolist()
-        with ThreadPoolExecutor(threads) as pool:
-            turns = [
-                pool.submit(run, first, last, *args) for first, last in itertools.pairwise(edges)
-            ]
-        for turn in turns:
-            turn.result()
+        parts = 1 if threads <= 1 else min(4 * threads, num_rows)
+        edges = np.linspace(0, num_rows, parts + 1).astype(int).tolist()
+        run_all(
+            itertools.pairwise(edges), threads, lambda: lambda first, last: run(first, last, *args)
+        )
 
 
-def row_kernel(*argument_types: types.Type) -> Callable[[Callable[..., None]], RowKernel]:
+def row_kernel(
+    *argument_types: types.Type, keep: bool = False
+) -> Callable[[Callable[..., None]], RowKernel]:
     """Compile ``function(first_row, last_row, *args)`` to be called on all rows, over threads.
 
     The decorated function is called as ``kernel(num_rows, num_logits, *args)``, `num_logits` being
     the amount of work. Its signature is stated here and compiled at the first call. Turns on
-    different rows share nothing that they write, so ranges of rows run on threads that hold no GIL.
-    They are ordinary threads because Numba's own (``prange``) end the process when two callers meet
-    in its workqueue layer, the one that is always there; they also cost 0.7 s more to compile.
+    different rows share nothing that they write, so ranges of rows run on threads that hold no GIL
+    (`topk_lab.threads`).
 
     Parameters
     ----------
     *argument_types : numba types
         Of the arguments behind the two row numbers. The function writes only to rows
         [first_row, last_row) of them.
+    keep : bool, default False
+        Keep what was compiled for other processes, as `topk_lab.compiled` does. Numba can't where a
+        step is handed to another as an argument.
     """
     signature = types.void(types.int64, types.int64, *argument_types)
-    return lambda function: RowKernel(function, signature)
+    return lambda function: RowKernel(function, signature, keep)
 
 
 def row_bits(logits: object) -> np.ndarray:
