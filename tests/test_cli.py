@@ -36,7 +36,7 @@ def refused(done, *words):
 
 @pytest.mark.parametrize(
     ("variant", "ran"),
-    [("auto", "reference"), ("vllm_generic", "vllm_generic"), ("vllm_k512", "vllm_k512")],
+    [("auto", "cpu_delegate"), ("vllm_generic", "vllm_generic"), ("vllm_k512", "vllm_k512")],
 )
 def test_select_writes_exact_indices(logits_file, tmp_path, variant, ran):
     out = tmp_path / "indices.npy"

@@ -12,6 +12,7 @@ from topk_lab import workloads
 
 VARIANTS = (
     "reference",
+    "cpu_delegate",
     "vllm_generic",
     "vllm_k512",
     "vllm_k512_uncrowded",
@@ -118,7 +119,7 @@ def test_descending_values_are_ordered_by_index_when_equal():
 
 
 def test_promises_that_a_variant_lacks_are_refused_with_those_that_have_them():
-    able = "reference, aiter_one_block, delegate"
+    able = "reference, cpu_delegate, aiter_one_block, delegate"
     with pytest.raises(ValueError, match=f"got 'lowest', which {able} offers"):
         topk_lab.topk(rows(), 512, variant="vllm_k512", tie_break="lowest")
     with pytest.raises(ValueError, match="order must be one of any for torch, got 'value'"):
@@ -126,7 +127,7 @@ def test_promises_that_a_variant_lacks_are_refused_with_those_that_have_them():
     with pytest.raises(
         ValueError,
         match="order must be one of any for vllm_k512, got 'index', which reference, "
-        "sglang_block512, sglang_block1024, aiter_one_block, delegate offers",
+        "cpu_delegate, sglang_block512, sglang_block1024, aiter_one_block, delegate offers",
     ):
         topk_lab.topk(rows(), 512, variant="vllm_k512", order="index")
     with pytest.raises(

@@ -82,6 +82,13 @@ def test_choice_on_an_amd_device_is_what_was_published(call, promise, variant):
     assert registry.resolve(chosen.variant, **promise)
 
 
-def test_the_reference_serves_the_cpu():
-    assert auto("cpu", 1, 10, 3).variant == "reference"
+@pytest.mark.parametrize("k", [1, 4097, 10**6])
+def test_one_variant_serves_the_cpu(k):
+    for promise in ({}, {"tie_break": "lowest"}, {"order": "value"}):
+        chosen = auto("cpu", 1, 10, k, **promise)
+        assert chosen.variant == "cpu_delegate"
+        assert registry.resolve(chosen.variant, **promise).max_k is None
+
+
+def test_the_delegate_selection_of_devices_has_a_greatest_k():
     assert schedules.POLICIES["delegate"].max_k == 4096

@@ -14,6 +14,7 @@ COMPILED = (
 )
 SLOT_TARGETS = (
     ("numba", "reference"),
+    ("numba", "cpu_delegate"),
     ("torch", "torch"),
     *((target, variant) for target in ("numba", *targets.AMD_TARGETS) for variant in COMPILED),
 )
@@ -174,7 +175,7 @@ def test_an_order_that_a_variant_lacks_is_refused(target):
     for variant, order, others in (
         (
             *("vllm_k512", "index"),
-            "reference, sglang_block512, sglang_block1024, aiter_one_block, delegate",
+            "reference, cpu_delegate, sglang_block512, sglang_block1024, aiter_one_block, delegate",
         ),
         ("sglang_block512", "value", "reference, delegate"),
     ):
@@ -190,7 +191,7 @@ def test_a_tie_break_that_a_variant_lacks_is_refused(target):
         with pytest.raises(
             ValueError,
             match=rf"^tie_break must be one of any for {variant}, got 'lowest', which reference, "
-            r"aiter_one_block, delegate offers$",
+            r"cpu_delegate, aiter_one_block, delegate offers$",
         ):
             run(target=target, variant=variant, tie_break="lowest")
     with pytest.raises(ValueError, match=r"^tie_break must be one of any, lowest, got 'first'$"):

@@ -230,9 +230,8 @@ def select(
         torch.from_numpy(rows), k, row_ends=None if ends is None else torch.from_numpy(ends)
     )
     if variant == "auto":
-        variant = {"numba": "reference", "torch": "torch"}.get(target) or registry.gated(
-            *rows.shape, k
-        )
+        on_cpu = {"numba": registry.auto("cpu", *rows.shape, k).variant, "torch": "torch"}
+        variant = on_cpu.get(target) or registry.gated(*rows.shape, k)
     _require_usable(target)
     outcome = targets.run(target, variant, rows, k, row_ends=ends, seed=seed)
     violations = contract.find_violations(rows, outcome.indices, row_ends=ends)

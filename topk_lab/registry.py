@@ -59,6 +59,14 @@ VARIANTS = {
             ("any", "index", "value"),
         ),
         VariantInfo(
+            "cpu_delegate",
+            "the same answer at about the speed of reading: delegates, vectorised, over threads",
+            ("numba",),
+            None,
+            ("any", "lowest"),
+            ("any", "index", "value"),
+        ),
+        VariantInfo(
             "vllm_generic",
             "vLLM before #56743, pads made exact: 512 threads, 10 splits from 200,000 columns",
             ("numba", *EMULATED_TARGETS, *DEVICE_TARGETS),
@@ -179,7 +187,7 @@ def auto(
     the variants stand for themselves there that were published with some.
     """
     if platform == "cpu":
-        return Choice("reference", "it serves every call on the CPU")
+        return Choice("cpu_delegate", "it takes any k, tie_break and order on a CPU")
     most = schedules.POLICIES["delegate"].max_k
     if k > most:
         return Choice("aiter_one_block", f"it takes a k above {most}")

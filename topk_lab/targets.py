@@ -591,6 +591,10 @@ def _run_twin(
         from topk_lab.reference import exact
 
         indices, chosen = exact.select(logits, k, starts, ends, order=order)
+    elif variant == "cpu_delegate":
+        from topk_lab import cpu
+
+        indices, chosen = cpu.select(logits, k, starts, ends, order=order)
     elif variant == "torch":
         import torch
 

@@ -18,6 +18,8 @@ from topk_lab.ops.operators import (
     refuse_shape,
     refuse_variant,
     remember,
+    select_directly,
+    serves_directly,
     workspace_bytes,
 )
 
@@ -61,7 +63,7 @@ def topk(
         Rows of a sequence, for 1-D `seq_lens`.
     variant : str, default "auto"
         A name of `topk_lab.variants`. "auto" chooses by shape and promises
-        (`topk_lab.registry.auto` says what and why): ``reference`` for CPU tensors, on a CUDA
+        (`topk_lab.registry.auto` says what and why): ``cpu_delegate`` for CPU tensors, on a CUDA
         device ``delegate`` or ``vllm_k512``, whichever was faster.
     tie_break : {"any", "lowest"}
         Which of several equal logits at the cutoff are kept.
@@ -130,6 +132,13 @@ def topk(
     with_values = return_values or values_out is not None
     if with_values and values_out is None:
         values_out = torch.empty((num_rows, resolved.k), dtype=torch.float32, device=device)
+    if resolved.direct and not is_in_torch_dispatch_mode():
+        # As above; with the dispatcher, a short row would take several times as long.
+        select_directly(
+            *(logits, row_ends if seq_lens is None else seq_lens.view(-1), row_starts),
+            *(resolved.next_n, resolved.k, order, out, values_out),
+        )
+        return (values_out, out) if with_values else out
     torch.ops.topk_lab.topk_out(
         logits,
         _lengths(logits, row_ends, seq_lens),
@@ -289,6 +298,7 @@ class _Resolved(NamedTuple):
     k: int
     workspace_bytes: int
     device_call: DeviceCall | None  # where nothing is left to allocate
+    direct: bool  # whether `select_directly` serves it
 
 
 _resolved: dict[tuple, _Resolved] = {}
@@ -351,7 +361,8 @@ def _resolve(key: tuple | None, question: _Question) -> _Resolved:
     real = type(logits) in MEMORY_TYPES and not torch.compiler.is_compiling()
     if complete and real and logits.is_cuda:
         device_call = plan_device_call(call, logits, variant)
-    resolved = _Resolved(variant, call.next_n, call.k, required, device_call)
+    direct = key is not None and real and serves_directly(variant, logits)
+    resolved = _Resolved(variant, call.next_n, call.k, required, device_call, direct)
     if key is not None:
         remember(_resolved, key, resolved)
     return resolved

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from topk_lab import driver, plans, registry, schedules
+from topk_lab import cpu, driver, plans, registry, schedules
 from topk_lab.contract import Call, check_call, check_workspace, live_bounds
 from topk_lab.reference import exact, paging, twins
 
@@ -26,6 +26,8 @@ __all__ = [
     "refuse_shape",
     "refuse_variant",
     "remember",
+    "select_directly",
+    "serves_directly",
     "torch_select",
     "workspace_bytes",
 ]
@@ -118,14 +120,19 @@ def _checked_paged(
     )
 
 
-def _bounds(call: Call) -> tuple[np.ndarray, np.ndarray]:
-    lengths = {}
-    if call.lengths is not None:
-        name = "seq_lens" if call.next_n else "row_ends"
-        lengths[name] = call.lengths.numpy()
-    if call.row_starts is not None:
-        lengths["row_starts"] = call.row_starts.numpy()
-    return live_bounds(call.num_rows, call.num_cols, next_n=max(call.next_n, 1), **lengths)
+def _bounds(
+    logits: torch.Tensor,
+    lengths: torch.Tensor | None,
+    row_starts: torch.Tensor | None,
+    next_n: int,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Live columns of the rows of a checked call."""
+    given = {}
+    if lengths is not None:
+        given["seq_lens" if next_n else "row_ends"] = lengths.numpy()
+    if row_starts is not None:
+        given["row_starts"] = row_starts.numpy()
+    return live_bounds(*logits.shape, next_n=max(next_n, 1), **given)
 
 
 def torch_select(
@@ -149,41 +156,93 @@ def torch_select(
     return indices, values
 
 
+def serves_directly(variant: str, logits: torch.Tensor) -> bool:
+    """Whether `select_directly` is what the operator would come to."""
+    return variant == "cpu_delegate" and logits.device.type == "cpu"
+
+
+def select_directly(
+    logits: torch.Tensor,
+    lengths: torch.Tensor | None,
+    row_starts: torch.Tensor | None,
+    next_n: int,
+    k: int,
+    order: str,
+    indices: torch.Tensor,
+    values: torch.Tensor | None,
+) -> None:
+    """Write what ``cpu_delegate`` selects, for a call that was checked.
+
+    Parameters
+    ----------
+    logits, lengths, row_starts, next_n, k, order
+        As in `topk_lab.contract.Call`.
+    indices : (num_rows, k) int32 tensor
+        Written.
+    values : (num_rows, k) float32 tensor or None
+        Written.
+    """
+    num_rows, num_cols = logits.shape
+    row_stride = logits.stride(0) if num_rows > 1 else 0
+    span = (num_rows - 1) * row_stride + num_cols if logits.numel() else 0
+    # One dimension, whose stride is known to be 1: what is compiled for it is vectorised.
+    bits = logits.detach().as_strided((span,), (1,)).numpy().view(np.uint32)
+    cpu.select_into(
+        cpu.Rows(bits, num_rows, num_cols, row_stride),
+        k,
+        *_bounds(logits, lengths, row_starts, next_n),
+        order,
+        indices.numpy(),
+        None if values is None else values.numpy(),
+        torch.get_num_threads(),
+    )
+
+
 def _select_on_cpu(
-    call: Call, logits: torch.Tensor, variant: str
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Indices and values of a call, selected by what a variant is on the CPU."""
+    call: Call,
+    logits: torch.Tensor,
+    variant: str,
+    indices: torch.Tensor,
+    values: torch.Tensor | None = None,
+) -> None:
+    """Write indices and values of a call, selected by what a variant is on the CPU."""
     refuse_shape(variant, call.num_rows, call.num_cols, call.k)
-    starts, ends = _bounds(call)
+    if variant == "cpu_delegate":
+        select_directly(
+            *(logits, call.lengths, call.row_starts, call.next_n, call.k, call.order),
+            *(indices, values),
+        )
+        return
+    starts, ends = _bounds(logits, call.lengths, call.row_starts, call.next_n)
     live = logits.detach()
     if variant == "torch":
-        return torch_select(live, call.k, starts, ends)
-    if variant == "reference":
+        chosen = torch_select(live, call.k, starts, ends)
+    elif variant == "reference":
         chosen = exact.select(live.numpy(), call.k, starts, ends, order=call.order)
     else:
         promises = {"tie_break": call.tie_break, "order": call.order}
         twin = twins.select(variant, live.numpy(), call.k, starts, ends, **promises)
         chosen = twin.indices, twin.values
-    return torch.from_numpy(chosen[0]), torch.from_numpy(chosen[1])
+    for target, found in zip((indices, values), chosen, strict=True):
+        if target is not None:
+            target.copy_(torch.as_tensor(found))
 
 
 def _topk_out_cpu(*arguments) -> None:
     call = _checked_topk(*arguments)
     logits, _, _, _, _, variant, *_ = arguments
-    indices, chosen = _select_on_cpu(call, logits, variant)
-    call.out.copy_(indices)
-    if call.values_out is not None:
-        call.values_out.copy_(chosen)
+    _select_on_cpu(call, logits, variant, call.out, call.values_out)
 
 
 def _topk_paged_out_cpu(*arguments) -> None:
     call = _checked_paged(*arguments)
     logits, _, _, _, _, _, variant, *_ = arguments
-    indices, _ = _select_on_cpu(call, logits, variant)
+    indices = call.raw_out
+    if indices is None:
+        indices = torch.empty((call.num_rows, call.k), dtype=torch.int32)
+    _select_on_cpu(call, logits, variant, indices)
     table = call.pages.table.detach().numpy()
     call.out.copy_(torch.from_numpy(paging.slots(indices.numpy(), table, call.pages.bits)))
-    if call.raw_out is not None:
-        call.raw_out.copy_(indices)
 
 
 class DeviceCall(NamedTuple):
