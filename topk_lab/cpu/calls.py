@@ -40,6 +40,8 @@ COLUMNS_PER_THREAD = 3 << 19
 COLUMNS_PER_PART = 1 << 18
 PARTS_PER_THREAD = 4
 
+NO_MAXIMA = np.empty((0, 0), np.uint32)
+
 
 class Rows(NamedTuple):
     """Where the rows of a tensor lie.
@@ -93,7 +95,7 @@ def select_rows(
     own = scratch_of(words, num_cols, k)
     for number in range(first, last):
         begin = number * row_stride + starts[number]
-        row = bits[begin : begin + ends[number] - starts[number]]
+        row = bits[begin : begin + max(ends[number] - starts[number], 0)]
         if row.size > k:
             num = k
             if maxima.size:
@@ -117,7 +119,7 @@ def select_rows(
 def reduce_columns(number, first, last, bits, row_stride, starts, ends, maxima):
     """Reduce the segments ``[first, last)`` of one row, as far as it is live."""
     begin = number * row_stride + starts[number]
-    row = bits[begin : begin + ends[number] - starts[number]]
+    row = bits[begin : begin + max(ends[number] - starts[number], 0)]
     whole = row.size // SEGMENT
     reduce_segments(row, min(first, whole), min(last, whole), maxima[number])
 
@@ -195,41 +197,44 @@ def select_into(
     """
     if not rows.num_rows:
         return
-    bits = rows.bits
-    lengths = np.maximum(ends - starts, 0)
-    ends = starts + lengths
+    bits, num_rows, num_cols, row_stride = rows
     # What may be written is of another type to a compiled function.
     bits.flags.writeable = starts.flags.writeable = ends.flags.writeable = False
-    wanted = np.empty((rows.num_rows, 0), np.uint32) if values is None else values.view(np.uint32)
-    work = lengths + (COLUMNS_PER_ROW + COLUMNS_PER_SELECTED * min(k, rows.num_cols))
-    num_threads = min(available_threads(threads), 1 + int(work.sum()) // COLUMNS_PER_THREAD)
-    maxima = np.empty((0, 0), np.uint32)
-    if num_threads > rows.num_rows and has_delegates(int(lengths.max()), k):
-        maxima = np.empty((rows.num_rows, rows.num_cols // SEGMENT + 1), np.uint32)
-        run_all(
-            _column_parts(lengths, num_threads),
-            num_threads,
-            lambda: (
-                lambda *part: reduce_columns(*part, bits, rows.row_stride, starts, ends, maxima)
-            ),
-        )
-
-    num_words = scratch_words(rows.num_cols, k)
+    wanted = np.empty((num_rows, 0), np.uint32) if values is None else values.view(np.uint32)
+    per_row = COLUMNS_PER_ROW + COLUMNS_PER_SELECTED * min(k, num_cols)
+    num_threads = _worthwhile(threads, num_rows * (num_cols + per_row))
+    maxima, parts = NO_MAXIMA, [(0, num_rows)]
+    if num_threads > 1:
+        lengths = np.maximum(ends - starts, 0)
+        work = lengths + per_row
+        num_threads = _worthwhile(num_threads, int(work.sum()))
+        parts = _row_parts(work, num_threads)
+        if num_threads > num_rows and has_delegates(int(lengths.max()), k):
+            maxima = np.empty((num_rows, num_cols // SEGMENT + 1), np.uint32)
+            run_all(
+                _column_parts(lengths, num_threads),
+                num_threads,
+                lambda: lambda *part: reduce_columns(*part, bits, row_stride, starts, ends, maxima),
+            )
+    num_words = scratch_words(num_cols, k)
 
     def start() -> Callable[[int, int], None]:
         words = np.empty(num_words, np.uint64)
         return lambda first, last: select_rows(
-            *(first, last, bits, rows.row_stride, rows.num_cols, starts, ends, k),
+            *(first, last, bits, row_stride, num_cols, starts, ends, k),
             *(order == "value", words, maxima, indices, wanted),
         )
 
-    run_all(_row_parts(work, num_threads), num_threads, start)
+    run_all(parts, num_threads, start)
+
+
+def _worthwhile(threads: int | None, columns: int) -> int:
+    """How many of the threads are worth being woken for so many columns."""
+    return min(available_threads(threads), 1 + columns // COLUMNS_PER_THREAD)
 
 
 def _row_parts(work: np.ndarray, threads: int) -> Iterator[tuple[int, int]]:
     """Ranges of rows, a few a thread, with about as much to do in each."""
-    if threads == 1:
-        return iter([(0, len(work))])
     done = np.cumsum(work)
     num_parts = max(threads, min(PARTS_PER_THREAD * threads, int(done[-1]) // COLUMNS_PER_PART))
     edges = np.searchsorted(done, np.linspace(0, done[-1], num_parts + 1)[1:-1]) + 1

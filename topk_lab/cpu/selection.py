@@ -58,6 +58,9 @@ NAN_KEY = INF_KEY + 1
 ZERO_KEY = 0x7F800001
 NEGATIVE_ZERO_KEY = ZERO_KEY - 1
 BEYOND_KEYS = 1 << 32
+ALL_ONES = np.uint64(2**64 - 1)
+
+STEPS_PER_LOOK = 6
 
 # Times a power of 256, its top byte is the exponent: which byte of a word is set.
 BYTE_NUMBERS = np.uint64(0x0001020304050607)
@@ -202,6 +205,18 @@ def num_reaching(keys, floor):
 
 
 @njit
+def ends_of(keys, low, high):
+    """The least key that is at least `low` and the greatest that is at most `high`."""
+    least = high
+    greatest = low
+    for i in range(keys.size):
+        key = keys[i]
+        least = min(least, key if key >= low else high)
+        greatest = max(greatest, key if key <= high else low)
+    return least, greatest
+
+
+@njit
 def floor_of(keys, k, slack):
     """Find a key that at least k keys reach, and at most k + slack unless more are equal to it.
 
@@ -221,14 +236,15 @@ def floor_of(keys, k, slack):
     num : int64
         How many reach it.
     """
-    low = keys[0]
-    high = keys[0]
-    for i in range(keys.size):
-        low = min(low, keys[i])
-        high = max(high, keys[i])
+    low, high = ends_of(keys, keys.dtype.type(0), keys.dtype.type(ALL_ONES))
     # At least k reach low; fewer than k are above high.
     num = keys.size
+    step = 0
     while low < high and num > k + slack:
+        step += 1
+        if step % STEPS_PER_LOOK == 0:
+            # Nothing lies in a wide gap, such as that between zero and what is above it.
+            low, high = ends_of(keys, low, high)
         width = np.uint64(high - low)
         middle = keys.dtype.type(np.uint64(low) + (width >> np.uint64(1)) + (width & np.uint64(1)))
         reaching = num_reaching(keys, middle)
@@ -331,21 +347,47 @@ def keep_best(kept, k):
 
 
 @njit
-def keep_segment(row, number, floor, marks, kept, num):
-    """Append what reaches a floor in one segment; returns how many are kept then."""
-    segment = row[number * SEGMENT : (number + 1) * SEGMENT]
+def keep_segments(row, listed, floor, marks, kept, num):
+    """Append what reaches a floor, segment by segment, while there is room for another one's.
+
+    Parameters
+    ----------
+    row : (length,) uint32
+    listed : (num_listed,) int32
+        Segments, in order.
+    floor : uint32
+        Least key that is kept.
+    marks : (SEGMENT / 8,) uint64
+        Written.
+    kept : (room,) uint64
+        Written behind what it holds.
+    num : int64
+        How many it holds.
+
+    Returns
+    -------
+    done : int64
+        How many segments were looked at.
+    num : int64
+    """
+    # Views made in the loop would count references: that took longer than all the rest.
     lanes = marks.view(np.uint8)
-    for lane in range(SEGMENT):
-        lanes[lane] = rising_key(segment[lane]) >= floor
-    for word in range(marks.size):
-        left = marks[word]
-        while left:
-            lowest = left & (~left + np.uint64(1))
-            lane = word * 8 + np.int64((lowest * BYTE_NUMBERS) >> np.uint64(56))
-            kept[num] = candidate(segment[lane], number * SEGMENT + lane)
-            num += 1
-            left ^= lowest
-    return num
+    done = 0
+    while done < listed.size and num <= kept.size - SEGMENT:
+        begin = np.int64(listed[done]) * SEGMENT
+        segment = row[begin : begin + SEGMENT]
+        for lane in range(SEGMENT):
+            lanes[lane] = rising_key(segment[lane]) >= floor
+        for word in range(SEGMENT // 8):
+            left = marks[word]
+            while left:
+                lowest = left & (~left + np.uint64(1))
+                lane = word * 8 + np.int64((lowest * BYTE_NUMBERS) >> np.uint64(56))
+                kept[num] = candidate(segment[lane], begin + lane)
+                num += 1
+                left ^= lowest
+        done += 1
+    return done, num
 
 
 @njit
@@ -374,22 +416,23 @@ def keep_listed(row, num_listed, floor, by_groups, k, scratch):
     lowest = np.int64(least_alike(floor))
     num = 0
     turn = 0
-    while turn < listed.size and lowest < BEYOND_KEYS:
-        if num > kept.size - SEGMENT:
-            if not by_groups:
-                by_groups = True
-                # Starting anew costs no more than what was kept so far.
-                higher = group_floor(row, listed, k, scratch.groups)
-                if higher > floor:
-                    lowest = np.int64(least_alike(higher))
-                    num = 0
-                    turn = 0
-                    continue
+    while turn < num_listed and lowest < BEYOND_KEYS:
+        done, num = keep_segments(row, listed[turn:], np.uint32(lowest), scratch.marks, kept, num)
+        turn += done
+        if turn == num_listed:
+            break
+        higher = floor
+        if not by_groups:
+            by_groups = True
+            higher = group_floor(row, listed, k, scratch.groups)
+        if higher > floor:
+            # Starting anew costs no more than what was kept so far.
+            lowest = np.int64(least_alike(higher))
+            num = 0
+            turn = 0
+        else:
             lowest = next_above(keep_best(kept[:num], k))
             num = k
-            continue
-        num = keep_segment(row, listed[turn], np.uint32(lowest), scratch.marks, kept, num)
-        turn += 1
     for column in range(row.size // SEGMENT * SEGMENT, row.size):
         if np.int64(rising_key(row[column])) >= lowest:
             if num == kept.size:
