@@ -417,7 +417,7 @@ def bench(experiment: str, axes: tuple[str, ...], shard: str, resume: bool, out:
     EXPERIMENT is reference_shapes, neg_inf_contention, latency_vs_batch, peer_shapes, vllm_matrix,
     profiled_pairs, graph_calls, graph_replay, split_policy, delegate_matrix, delegate_shapes,
     delegate_rows, delegate_large_k, delegate_growth, delegate_members, or host_overhead, which
-    takes no axes.
+    takes no axes; or cpu_selection, which is timed on the CPU.
     """
     from topk_lab import bench as benching
     from topk_lab import verify as verifying
@@ -434,9 +434,10 @@ def bench(experiment: str, axes: tuple[str, ...], shard: str, resume: bool, out:
     alone = experiment.replace("-", "_") == "host_overhead"
     if alone and (axes or resume or shard != "1/1"):
         raise ValueError("host_overhead must be run whole, got --axis, --shard or --resume")
+    make_device = benching.TorchDevice
     if not alone:
-        benching.planned(experiment, chosen, (int(part), int(parts)))
-    device = benching.TorchDevice()
+        make_device = benching.planned(experiment, chosen, (int(part), int(parts)))[0].device
+    device = make_device()
     recorder = verifying.recorder(out, [device.target])
     if alone:
         benching.host_overhead(recorder, say=click.echo)

@@ -66,7 +66,8 @@ def blocks(claims_frame: pd.DataFrame, records: pd.DataFrame) -> dict[str, str]:
         upstreams. ``matrix``: how the speed-ups of vLLM's change spread over its 1008 cases.
         ``contention``: what a crowded bin costs and what the remedies save. ``latency``: what more
         threads change, and up to how many rows the time is flat. ``shapes``: the delegate
-        selection beside the floor and the best peer. ``overhead``: what the host pays for a call.
+        selection beside the floor and the best peer. ``cpu``: the selection on a CPU beside
+        torch.topk, numpy.argpartition and one read. ``overhead``: what the host pays for a call.
     """
     undecided = claims_frame["outcome"] == PUBLISHED_ONLY
     lines = [
@@ -89,6 +90,7 @@ def blocks(claims_frame: pd.DataFrame, records: pd.DataFrame) -> dict[str, str]:
         "contention": _contention_block(records),
         "latency": _latency_block(records),
         "shapes": _shapes_block(records),
+        "cpu": _cpu_block(records),
         "overhead": _overhead_block(records),
     }
 
@@ -252,6 +254,40 @@ def _shapes_block(records: pd.DataFrame) -> str:
         *("which", "speed-up"),
     )
     said = f"Speed-up, geometric mean [95 %]:\n\n{means}"
+    return f"{_markdown(names, rows)}\n{said}\nRecords: {results.provenance(timed)}.\n"
+
+
+def _cpu_block(records: pd.DataFrame) -> str:
+    """The selection on a CPU: speed-ups over long rows, reads of the input, hard rows, memory."""
+    timed = results.latest(records[records["experiment"] == "cpu_selection"])
+    if timed.empty:
+        return "No record yet.\n"
+    times = models.cpu_times(timed)
+
+    def told(value: float, text: str) -> str:
+        return "" if value != value else text.format(value)
+
+    rows = [
+        (
+            *(f"{line[name]:.0f}" for name in ("k", "threads", "shapes")),
+            f"{line['torch_speedup']:.1f}x",
+            f"{line['least_speedup']:.1f}x",
+            told(line["numpy_speedup"], f"{{:.1f}}x over {line['numpy_shapes']:.0f}"),
+            told(line["over_floor"], "{:.2f}"),
+            told(line["extra_share"], "{:.2%}"),
+        )
+        for line in models.cpu_summary(times).to_dict("records")
+        if line["shapes"] > 1
+    ]
+    names = (
+        *("k", "threads", "shapes", "torch.topk, geomean", "least", "numpy.argpartition"),
+        *("reads, 64 MB and more, at most", "extra memory there, at most"),
+    )
+    slowest = models.cpu_workloads(times).iloc[0]
+    said = (
+        f"The hardest workload on {slowest['num_rows']} x {slowest['num_cols']}, "
+        f"{slowest['workload']}, takes {slowest['ratio']:.2f} times as long as normal rows.\n"
+    )
     return f"{_markdown(names, rows)}\n{said}\nRecords: {results.provenance(timed)}.\n"
 
 

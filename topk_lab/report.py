@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 __all__ = ["build", "notebook_html", "svg"]
 
+CPU_SHOWN = (512, 2)  # k, threads
+
 REMOTE = re.compile(
     r"<(?:script|link|img|iframe|source|video|audio|embed|object)\b[^>]*"
     r"(?:src|href|data)\s*=\s*[\"']?(?:https?:)?//"
@@ -196,12 +198,29 @@ def _figures_section(
         grid = figures.exactness_grid(cells).figure
         title = f"Exactness, experiment {experiment}, policies that claim it"
         shown.append(_figure(f"exact-{experiment}", grid, title, results.provenance(cells)))
+    shown += _cpu_figure(current)
     peers = results.load_published("peers_h200")
     for time, state in (("warm_us", "warm caches"), ("cold_us", "256 MiB zeroed before each call")):
         drawn = figures.peers_times(peers, time=time).figure
         title = f"Peers' kernels against the read floor, k = 512, {state}"
         shown.append(_figure(f"peers-{time}", drawn, title, results.provenance(peers)))
     return "\n".join(shown)
+
+
+def _cpu_figure(current: pd.DataFrame) -> list[str]:
+    """The selection on a CPU in reads of its input, where it was timed."""
+    from topk_lab import figures, models
+
+    timed = current[current["experiment"] == "cpu_selection"]
+    if timed.empty:
+        return []
+    times = models.cpu_times(timed)
+    k, threads = CPU_SHOWN
+    shown = times[(times["k"] == k) & (times["threads"] == threads)]
+    normal = shown[shown["workload"] == "normal"]
+    drawn = figures.cpu_over_floor(normal).figure
+    title = f"Selection on a CPU, in reads of its input, k = {k}, {threads} threads"
+    return [_figure("cpu", drawn, title, results.provenance(timed))]
 
 
 def _is_sound(variant: str) -> bool:

@@ -4,10 +4,10 @@
 `topk_lab.bench.experiments` holds what is measured: named lists of cells, run by `run` and
 recorded through `topk_lab.results`, those of the source's matrix in `topk_lab.bench.matrix`, those
 about graphs and splits in `topk_lab.bench.graphs`, those about this package's own variant in
-`topk_lab.bench.delegate`; `topk_lab.bench.peers` runs the selections of other packages where they
-are installed; `topk_lab.bench.ratios` compares records with published times,
-`topk_lab.bench.compare` with those of another run or variant; `topk_lab.bench.overhead` takes a
-call's host time apart.
+`topk_lab.bench.delegate` and, on a CPU, in `topk_lab.bench.cpu`; `topk_lab.bench.peers` runs the
+selections of other packages where they are installed; `topk_lab.bench.ratios` compares records with
+published times, `topk_lab.bench.compare` with those of another run or variant;
+`topk_lab.bench.overhead` takes a call's host time apart.
 """
 
 from topk_lab.bench.cells import Cell, Experiment

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from topk_lab import workloads
-from topk_lab.bench.device import Device
+from topk_lab.bench.device import Device, TorchDevice
 from topk_lab.bench.timing import Candidate, Effort, Timing, measure
 
 __all__ = ["AXES", "CELL_FIELDS", "Cell", "Experiment", "warm_calls"]
@@ -125,6 +125,10 @@ class Experiment:
         How many samples a cell takes, unless a run says otherwise.
     arguments_are_axes : bool
         Whether cells can be chosen by the arguments of their workloads.
+    device : callable
+        Makes what it runs on, unless a run says otherwise.
+    target : callable
+        Where a variant is recorded to have run, of a device.
     """
 
     name: str
@@ -139,6 +143,10 @@ class Experiment:
     )
     effort: Effort = field(default_factory=Effort, repr=False)
     arguments_are_axes: bool = False
+    device: Callable[[], Device] = field(default=TorchDevice, repr=False)
+    target: Callable[[str, Device], str] = field(
+        default=lambda variant, device: device.target, repr=False
+    )
 
     def axes(self) -> dict[str, tuple[Any, ...]]:
         """Values of each axis, in the order of the cells."""

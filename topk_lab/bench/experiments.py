@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from topk_lab import registry, results
-from topk_lab.bench import delegate, graphs, matrix
+from topk_lab.bench import cpu, delegate, graphs, matrix
 from topk_lab.bench.candidates import READS, Inputs, stand_for
 from topk_lab.bench.cells import CELL_FIELDS, Cell, Experiment
 from topk_lab.bench.contention import contention_cells
-from topk_lab.bench.device import Device, TorchDevice
+from topk_lab.bench.device import Device
 from topk_lab.bench.latency import latency_candidates, latency_cells, latency_counters
 from topk_lab.bench.peers import PEERS, refusal
 from topk_lab.bench.ratios import MIRRORS, PUBLISHED_TIMES, TORCH, published_shapes
@@ -165,6 +165,17 @@ EXPERIMENTS = {
             delegate.member,
             effort=matrix.MATRIX_EFFORT,
         ),
+        Experiment(
+            "cpu_selection",
+            "How near to one read does the selection on a CPU come, and beside what?",
+            cpu.cells,
+            cpu.candidates,
+            measured=cpu.measured,
+            effort=cpu.EFFORT,
+            arguments_are_axes=True,
+            device=cpu.CpuDevice,
+            target=cpu.target,
+        ),
     )
 }
 
@@ -273,7 +284,7 @@ def run(
     recorder : topk_lab.results.Recorder
         Takes a record for each cell and variant, as soon as the cell has run.
     device : Device, optional
-        Default: torch's current GPU.
+        Default: the experiment's own, which is torch's current GPU for most.
     axes : mapping of str to sequence, optional
         Values of some axes, as `Experiment.chosen` takes them.
     shard : (int, int), default (1, 1)
@@ -302,7 +313,7 @@ def run(
     """
     experiment, asked = planned(name, axes or {}, shard)
     cells = asked if cells is None else list(cells)
-    device = device or TorchDevice()
+    device = device or experiment.device()
     if resume:
         cells = _left(cells, recorder, experiment.name, device)
     written = []
@@ -311,8 +322,9 @@ def run(
         timings = experiment.measured(cell, candidates, device, effort or experiment.effort)
         for variant, timing in timings.items():
             counters = experiment.counters(cell, variant, device)
+            target = experiment.target(variant, device)
             written.append(
-                _record(recorder, experiment.name, cell, device.target, variant, timing, counters)
+                _record(recorder, experiment.name, cell, target, variant, timing, counters)
             )
             say(_line(cell, variant, timing))
     return written

@@ -9,6 +9,7 @@ and device.
 
 from topk_lab.figures.contention import ablation_waterfall, ratio_heat_map, slot_map
 from topk_lab.figures.counts import counts_by_threads, recall_by_distribution
+from topk_lab.figures.cpu import cpu_over_floor
 from topk_lab.figures.delegate import (
     growth_lines,
     row_ratios,
@@ -40,6 +41,7 @@ __all__ = [
     "ablation_waterfall",
     "claims_overview",
     "counts_by_threads",
+    "cpu_over_floor",
     "exactness_grid",
     "growth_lines",
     "latency_by_rows",

@@ -9,7 +9,8 @@ meet at one bin, and what the remedies save, is `topk_lab.models.contention`. Ho
 over many cells, and which cells lose, is `topk_lab.models.pairs`; what it costs that one captured
 graph serves every length is `topk_lab.models.graphs`. Intervals, here and in `topk_lab.bench`, are
 those of `topk_lab.models.bootstrap`. Where the time of the delegate selection goes is
-`topk_lab.models.delegate`, and whether it is as fast as was wanted, `topk_lab.models.bars`.
+`topk_lab.models.delegate`, and whether it is as fast as was wanted, `topk_lab.models.bars`; how
+many reads a selection takes on a CPU is `topk_lab.models.cpu`.
 
 Frames in, frames out: nothing here times anything, and only published tables are read.
 """
@@ -38,6 +39,7 @@ from topk_lab.models.contention import (
     remedies,
     striped_pads,
 )
+from topk_lab.models.cpu import cpu_summary, cpu_times, cpu_workloads
 from topk_lab.models.delegate import (
     LARGE_BYTES,
     adversarial_ratios,
@@ -94,6 +96,9 @@ __all__ = [
     "allowed_us",
     "bandwidth_share",
     "contention_costs",
+    "cpu_summary",
+    "cpu_times",
+    "cpu_workloads",
     "distribution",
     "distribution_by_axis",
     "expected_recall",
