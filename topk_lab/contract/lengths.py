@@ -183,6 +183,8 @@ def _as_integers(name: str, value: Any) -> np.ndarray:
 
 def _saturated(array: np.ndarray) -> np.ndarray:
     """Any integers as int64, so far from its ends that no sum of lengths wraps."""
+    if array.dtype == np.int32:
+        return array.astype(np.int64)  # all are, and a call of microseconds comes here
     least = 0 if array.dtype.kind == "u" else -FARTHEST
     farthest = min(FARTHEST, np.iinfo(array.dtype).max)
     return np.clip(array, max(least, np.iinfo(array.dtype).min), farthest).astype(np.int64)
