@@ -1,5 +1,7 @@
 """Does a claim get the verdict that its records deserve, and none without records?"""
 
+from dataclasses import replace
+
 import pandas as pd
 import pytest
 
@@ -271,6 +273,14 @@ def test_times_of_a_cpu_and_of_results_that_are_not_exact_count_for_nothing(reco
     )
 
 
+def test_times_of_a_cpu_decide_a_claim_about_it(record):
+    claim = replace(RATIO, targets=("numba", "torch"), hardware="")
+    first, *others = pairs(2.0, "numba")
+    frame = record(first | {"target": "torch"}, *others)
+    assert verdict(frame, claim)[0].startswith("reproduced")
+    assert verdict(frame, RATIO)[0].startswith("published only (no record")
+
+
 def test_warm_and_cold_are_not_mixed(record):
     cold = [line | {"cache": "cold"} for line in pairs(5.0)]
     assert verdict(record(*cold), RATIO)[0].startswith("published only (no record")
@@ -423,7 +433,7 @@ def test_the_package_states_the_claims_of_both_sources_and_its_own():
     assert published["vllm-56743.pressure-geomean"] == 1.824
     assert published["sglang-36004.speedup-128k"] == 1.60
     assert published["sglang-36004.recall-uniform"] == 0.348
-    assert len(published) == len(stated) == 103
+    assert len(published) == len(stated) == 107
 
 
 @pytest.mark.parametrize(

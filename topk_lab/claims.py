@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from topk_lab import results
+from topk_lab.environment import DEVICE_TARGETS
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -78,6 +79,7 @@ class Claim:
         Distinct cells that must be there (for each target; for ratios: pairs).
     targets : tuple of str
         exact and count: the claim must hold on each of these, and on any other that has records.
+        time: those whose times count; default ``hip`` and ``cuda``.
     query : dict
         Field -> value, or list of allowed values. ``workload_args.case`` reaches into a dict.
     measure : str
@@ -454,7 +456,10 @@ def _judge_time(claim: Claim, cells: list[dict[str, Any]]) -> _Finding:
     timed = [
         cell
         for cell in cells
-        if cell["kind"] == "measured" and cell["status"] == "ok" and _is_time(cell["median_us"])
+        if cell["kind"] == "measured"
+        and cell["target"] in (claim.targets or DEVICE_TARGETS)
+        and cell["status"] == "ok"
+        and _is_time(cell["median_us"])
     ]
     if not timed:
         return _Finding(PUBLISHED_ONLY, _unrecorded(claim), "")
