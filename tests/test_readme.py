@@ -55,7 +55,7 @@ def test_markers_are_filled_and_a_stale_readme_is_found(recorded):
     text = readme.update_markers(MARKED, blocks)
     assert readme.check_markers(text, blocks) == []
     assert readme.update_markers(text, blocks) == text
-    assert text.startswith("# topk_lab\nbefore\n<!-- topk-lab:claims -->\n103 claims: 2 reproduced")
+    assert text.startswith("# topk_lab\nbefore\n<!-- topk-lab:claims -->\n107 claims: 2 reproduced")
     assert text.endswith("after\n<!-- topk-lab:other -->\nkept\n<!-- /topk-lab:other -->\n")
     assert "\nold\n" not in text
     edited = text.replace("212 of 512 slots", "211 of 512 slots")
@@ -69,7 +69,7 @@ def test_readme_table_has_a_line_for_every_claim(recorded):
     table = [line for line in lines if line.startswith("|")]
     assert len(table) == len(judged) + 2 * 2
     assert {line.count(" | ") for line in table if not line.startswith("|--")} == {4}
-    folded = lines.index("<details><summary>Published only: 101 more claims</summary>")
+    folded = lines.index("<details><summary>Published only: 105 more claims</summary>")
     assert all("published only" in line for line in lines[folded:] if line.startswith("| vLLM"))
     assert lines[folded - 2].startswith("Records: measured on ")
 
@@ -78,7 +78,7 @@ def test_blocks_without_a_record_say_so(recorded):
     records, _ = recorded
     blocks = readme.blocks(claims.evaluate(records), records)
     assert set(blocks) == {
-        *("claims", "baselines", "matrix", "contention", "latency", "shapes", "overhead"),
+        *("claims", "baselines", "matrix", "contention", "latency", "shapes", "cpu", "overhead"),
     }
     blocks.pop("claims")
     assert set(blocks.values()) == {"No record yet.\n"}
@@ -176,6 +176,13 @@ def test_committed_records_fill_every_block():
     assert [line[0] for line in lengths] == ["| 2048", "| 8192", "| 16384", "| 32768"]
     assert [line[1] for line in lengths] == ["1.07x", "1.30x", "1.43x", "1.60x"]
     assert lengths[-1][4].endswith(": latency-bound")
+    settings = [line.strip("| ").split(" | ") for line in blocks["cpu"].splitlines()[2:5]]
+    assert [line[:3] for line in settings] == [
+        ["512", "1", "17"],
+        ["512", "2", "20"],
+        ["2048", "2", "20"],
+    ]
+    assert all(float(line[4].removesuffix("x")) >= 1 for line in settings)
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,10 @@ Keys are uint32 that rise with the value, all lanes by the same four operations:
 either sign lies above +inf. That -0.0 lies just below +0.0 there, and that NaNs differ, is undone
 where keys are compared with one another: `canonical`, `least_alike`, `next_above`.
 
+Step 5 over the whole row, with no floor to begin with, is exact too. It was slower where it was
+measured: of 262,144 normal logits and k = 512 it took twice the time, and where they rise twenty
+times, as every one of them is kept for a while.
+
 Source: delegate-centric top-k is Gaihre et al., "Dr. Top-k" (SC 2021); a bounded list under a
 rising floor is DeepSelect's (deepseek-ai, 2026).
 """
