@@ -331,11 +331,17 @@ def test_extra_memory_is_at_most_a_twentieth_of_the_input(num_rows, num_cols, k,
     answer = 8 * num_rows * k
     tracemalloc.start()
     try:
-        cpu.select(logits, k, threads=2)
+        cpu.select(logits, k, threads=4)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
     assert peak - answer <= 0.05 * logits.nbytes
+
+
+@pytest.mark.parametrize("k", KS)
+def test_a_thread_allocates_what_readme_says(k):
+    for num_cols in (1, 64, k + 1, 100_003, 10**7):
+        assert 8 * selection.scratch_words(num_cols, k) <= num_cols * 4 / 64 + 32 * k + 9 * 1024
 
 
 def test_the_passes_over_a_row_are_vectorised():

@@ -92,7 +92,7 @@ def select_rows(
     values : (num_rows, k) or (num_rows, 0) uint32
         Written, if there is room.
     """
-    own = scratch_of(words, num_cols, k)
+    own = scratch_of(words, num_cols, k, maxima.size == 0)
     for number in range(first, last):
         begin = number * row_stride + starts[number]
         row = bits[begin : begin + max(ends[number] - starts[number], 0)]
@@ -216,7 +216,7 @@ def select_into(
                 num_threads,
                 lambda: lambda *part: reduce_columns(*part, bits, row_stride, starts, ends, maxima),
             )
-    num_words = scratch_words(num_cols, k)
+    num_words = scratch_words(num_cols, k, reduces=not maxima.size)
 
     def start() -> Callable[[int, int], None]:
         words = np.empty(num_words, np.uint64)

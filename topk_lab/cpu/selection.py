@@ -85,17 +85,18 @@ def has_delegates(length: int, k: int) -> bool:
     return length >= DELEGATES_PER_K * SEGMENT * k
 
 
-def scratch_sizes(num_cols: int, k: int) -> tuple[int, int, int, int, int]:
-    """Items of each array of `Scratch`."""
+def scratch_sizes(num_cols: int, k: int, reduces: bool) -> tuple[int, int, int, int, int]:
+    """Items of each array of `Scratch`; without delegates where others reduce the rows."""
     kept = min(k, num_cols)
     listed = DELEGATES_PER_K * kept + SEGMENT
     groups = (GROUPS_PER_K * kept + SEGMENT) // SEGMENT * SEGMENT
-    return num_cols // SEGMENT + 1, listed, groups, 2 * kept + ROOM, SEGMENT // 8
+    maxima = num_cols // SEGMENT + 1 if reduces else 0
+    return maxima, listed, groups, 2 * kept + ROOM, SEGMENT // 8
 
 
-def scratch_words(num_cols: int, k: int) -> int:
+def scratch_words(num_cols: int, k: int, reduces: bool = True) -> int:
     """Words of 8 bytes that hold all of `Scratch`."""
-    maxima, listed, groups, kept, marks = scratch_sizes(num_cols, k)
+    maxima, listed, groups, kept, marks = scratch_sizes(num_cols, k, reduces)
     return (maxima + 1) // 2 + (listed + 1) // 2 + groups // 2 + kept + marks
 
 
@@ -105,9 +106,9 @@ _scratch_sizes = njit(scratch_sizes)
 
 
 @njit
-def scratch_of(words, num_cols, k):
+def scratch_of(words, num_cols, k, reduces):
     """Cut `scratch_words` uint64 into a `Scratch`."""
-    maxima, listed, groups, kept, marks = _scratch_sizes(num_cols, k)
+    maxima, listed, groups, kept, marks = _scratch_sizes(num_cols, k, reduces)
     first = words[: (maxima + 1) // 2]
     begin = first.size
     second = words[begin : begin + (listed + 1) // 2]
