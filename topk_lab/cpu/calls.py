@@ -99,7 +99,7 @@ def select_rows(
         if row.size > k:
             num = k
             if maxima.size:
-                scratch = Scratch(maxima[number], own.listed, own.groups, own.kept, own.marks)
+                scratch = Scratch(maxima[number], own.listed, own.groups, own.kept)
                 select_row(row, k, scratch, True)
             else:
                 select_row(row, k, own, False)

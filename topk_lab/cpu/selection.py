@@ -66,8 +66,10 @@ ALL_ONES = np.uint64(2**64 - 1)
 
 STEPS_PER_LOOK = 6
 
-# Times a power of 256, its top byte is the exponent: which byte of a word is set.
-BYTE_NUMBERS = np.uint64(0x0001020304050607)
+# Times a power of two, its upper six bits differ for each of the 64: which bit of a word is set.
+DE_BRUIJN = 0x03F79D71B4CB0A89
+BIT_NUMBERS = np.zeros(64, np.uint8)
+BIT_NUMBERS[[(DE_BRUIJN << bit) % 2**64 >> 58 for bit in range(64)]] = range(64)
 
 
 class Scratch(NamedTuple):
@@ -77,7 +79,6 @@ class Scratch(NamedTuple):
     listed: np.ndarray  # int32, segments
     groups: np.ndarray  # uint32
     kept: np.ndarray  # uint64, see `candidate`
-    marks: np.ndarray  # (8,) uint64, a byte a column of a segment
 
 
 def has_delegates(length: int, k: int) -> bool:
@@ -85,19 +86,19 @@ def has_delegates(length: int, k: int) -> bool:
     return length >= DELEGATES_PER_K * SEGMENT * k
 
 
-def scratch_sizes(num_cols: int, k: int, reduces: bool) -> tuple[int, int, int, int, int]:
+def scratch_sizes(num_cols: int, k: int, reduces: bool) -> tuple[int, int, int, int]:
     """Items of each array of `Scratch`; without delegates where others reduce the rows."""
     kept = min(k, num_cols)
     listed = DELEGATES_PER_K * kept + SEGMENT
     groups = (GROUPS_PER_K * kept + SEGMENT) // SEGMENT * SEGMENT
     maxima = num_cols // SEGMENT + 1 if reduces else 0
-    return maxima, listed, groups, 2 * kept + ROOM, SEGMENT // 8
+    return maxima, listed, groups, 2 * kept + ROOM
 
 
 def scratch_words(num_cols: int, k: int, reduces: bool = True) -> int:
     """Words of 8 bytes that hold all of `Scratch`."""
-    maxima, listed, groups, kept, marks = scratch_sizes(num_cols, k, reduces)
-    return (maxima + 1) // 2 + (listed + 1) // 2 + groups // 2 + kept + marks
+    maxima, listed, groups, kept = scratch_sizes(num_cols, k, reduces)
+    return (maxima + 1) // 2 + (listed + 1) // 2 + groups // 2 + kept
 
 
 # Called here and from compiled functions.
@@ -108,7 +109,7 @@ _scratch_sizes = njit(scratch_sizes)
 @njit
 def scratch_of(words, num_cols, k, reduces):
     """Cut `scratch_words` uint64 into a `Scratch`."""
-    maxima, listed, groups, kept, marks = _scratch_sizes(num_cols, k, reduces)
+    maxima, listed, groups, kept = _scratch_sizes(num_cols, k, reduces)
     first = words[: (maxima + 1) // 2]
     begin = first.size
     second = words[begin : begin + (listed + 1) // 2]
@@ -120,7 +121,6 @@ def scratch_of(words, num_cols, k, reduces):
         second.view(np.int32),
         third.view(np.uint32),
         words[begin : begin + kept],
-        words[begin + kept : begin + kept + marks],
     )
 
 
@@ -341,18 +341,19 @@ def keep_best(kept, k):
     """
     floor, _ = floor_of(kept, k, 0)
     num = 0
-    least = kept[0]
     for i in range(kept.size):
+        # Without a branch, that nothing could foretell: what is written too much is written over.
         one = kept[i]
         kept[num] = one
-        if one >= floor:
-            least = one if num == 0 else min(least, one)
-            num += 1
+        num += one >= floor
+    least = kept[0]
+    for i in range(k):
+        least = min(least, kept[i])
     return np.uint32(least >> np.uint64(32))
 
 
 @njit
-def keep_segments(row, listed, floor, marks, kept, num):
+def keep_segments(row, listed, floor, kept, num):
     """Append what reaches a floor, segment by segment, while there is room for another one's.
 
     Parameters
@@ -362,8 +363,6 @@ def keep_segments(row, listed, floor, marks, kept, num):
         Segments, in order.
     floor : uint32
         Least key that is kept.
-    marks : (SEGMENT / 8,) uint64
-        Written.
     kept : (room,) uint64
         Written behind what it holds.
     num : int64
@@ -375,22 +374,20 @@ def keep_segments(row, listed, floor, marks, kept, num):
         How many segments were looked at.
     num : int64
     """
-    # Views made in the loop would count references: that took longer than all the rest.
-    lanes = marks.view(np.uint8)
     done = 0
     while done < listed.size and num <= kept.size - SEGMENT:
         begin = np.int64(listed[done]) * SEGMENT
         segment = row[begin : begin + SEGMENT]
+        # One word says all: a branch for each part of a segment would be foretold worse.
+        left = np.uint64(0)
         for lane in range(SEGMENT):
-            lanes[lane] = rising_key(segment[lane]) >= floor
-        for word in range(SEGMENT // 8):
-            left = marks[word]
-            while left:
-                lowest = left & (~left + np.uint64(1))
-                lane = word * 8 + np.int64((lowest * BYTE_NUMBERS) >> np.uint64(56))
-                kept[num] = candidate(segment[lane], begin + lane)
-                num += 1
-                left ^= lowest
+            left |= np.uint64(rising_key(segment[lane]) >= floor) << np.uint64(lane)
+        while left:
+            lowest = left & (~left + np.uint64(1))
+            lane = np.int64(BIT_NUMBERS[(lowest * np.uint64(DE_BRUIJN)) >> np.uint64(58)])
+            kept[num] = candidate(segment[lane], begin + lane)
+            num += 1
+            left ^= lowest
         done += 1
     return done, num
 
@@ -422,7 +419,7 @@ def keep_listed(row, num_listed, floor, by_groups, k, scratch):
     num = 0
     turn = 0
     while turn < num_listed and lowest < BEYOND_KEYS:
-        done, num = keep_segments(row, listed[turn:], np.uint32(lowest), scratch.marks, kept, num)
+        done, num = keep_segments(row, listed[turn:], np.uint32(lowest), kept, num)
         turn += done
         if turn == num_listed:
             break

@@ -6,6 +6,7 @@ one run.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from topk_lab.models.bootstrap import geomean
@@ -35,24 +36,25 @@ def cpu_times(records: pd.DataFrame) -> pd.DataFrame:
     Returns
     -------
     pandas.DataFrame
-        A row a cell, of the last run that has both: ``num_rows``, ``num_cols``, ``k``,
+        A row a cell, of the last run that has the selection: ``num_rows``, ``num_cols``, ``k``,
         ``threads``, ``workload``, ``input_bytes``, ``time_us``, ``floor_us``, ``over_floor``
         (time_us / floor_us), ``extra_bytes``, ``kind``, ``device``, ``run``; for torch and numpy
-        ``..._us`` and ``..._speedup`` (that over time_us), NaN where it was not timed.
+        ``..._us`` and ``..._speedup`` (that over time_us). NaN where another was not timed.
 
     Raises
     ------
     ValueError
-        No time of the experiment, or no run with the selection beside the floor.
+        No time of the experiment, or none of the selection.
     """
     import pandas as pd
 
     timed = timed_cells(records, EXPERIMENT)
     timed = timed.assign(threads=[arguments["threads"] for arguments in timed["workload_args"]])
     rows = []
-    for where, cells in side_by_side(timed, ["threads"], {SELECTION, FLOOR}.issubset):
+    for where, cells in side_by_side(timed, ["threads"], {SELECTION}.issubset):
         ours = cells[SELECTION]
-        time_us, floor_us = ours["median_us"], cells[FLOOR]["median_us"]
+        median_us = {variant: cell["median_us"] for variant, cell in cells.items()}
+        time_us, floor_us = ours["median_us"], median_us.get(FLOOR, math.nan)
         row = {
             **{name: int(where[name]) for name in ("num_rows", "num_cols", "k", "threads")},
             "workload": where["workload"],
@@ -64,11 +66,11 @@ def cpu_times(records: pd.DataFrame) -> pd.DataFrame:
             **{name: where[name] for name in ("kind", "device", "run")},
         }
         for name, variant in CPU_PEERS.items():
-            peer_us = cells[variant]["median_us"] if variant in cells else float("nan")
+            peer_us = median_us.get(variant, math.nan)
             row |= {f"{name}_us": peer_us, f"{name}_speedup": peer_us / time_us}
         rows.append(row)
     if not rows:
-        raise ValueError(f"records must hold {SELECTION} beside {FLOOR} in one run, got none")
+        raise ValueError(f"records must hold times of {SELECTION}, got none")
     order = ["threads", "k", "workload", "num_rows", "num_cols"]
     return pd.DataFrame(rows).sort_values(order, ignore_index=True)
 
@@ -126,7 +128,7 @@ def cpu_summary(times: pd.DataFrame) -> pd.DataFrame:
                 "shapes": len(group),
                 "torch_speedup": geomean(group["torch_speedup"]),
                 "least_speedup": group["torch_speedup"].min(),
-                "numpy_speedup": geomean(numpy) if len(numpy) else float("nan"),
+                "numpy_speedup": geomean(numpy) if len(numpy) else math.nan,
                 "numpy_shapes": len(numpy),
                 "over_floor": large["over_floor"].max(),
                 "extra_share": (large["extra_bytes"] / large["input_bytes"]).max(),
