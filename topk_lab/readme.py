@@ -283,11 +283,15 @@ def _cpu_block(records: pd.DataFrame) -> str:
         *("k", "threads", "shapes", "torch.topk, geomean", "least", "numpy.argpartition"),
         *("reads, 64 MB and more, at most", "extra memory there, at most"),
     )
-    slowest = models.cpu_workloads(times).iloc[0]
-    said = (
-        f"The hardest workload on {slowest['num_rows']} x {slowest['num_cols']}, "
-        f"{slowest['workload']}, takes {slowest['ratio']:.2f} times as long as normal rows.\n"
-    )
+    hard = models.cpu_workloads(times)
+    said = ""
+    if len(hard):
+        slowest = hard.iloc[0]
+        said = (
+            f"Of {len(hard)} other workloads that ran with normal rows in one run, the hardest on "
+            f"{slowest['num_rows']} x {slowest['num_cols']}, {slowest['workload']}, takes "
+            f"{slowest['ratio']:.2f} times as long.\n"
+        )
     return f"{_markdown(names, rows)}\n{said}\nRecords: {results.provenance(timed)}.\n"
 
 
