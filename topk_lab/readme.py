@@ -283,11 +283,16 @@ def _cpu_block(records: pd.DataFrame) -> str:
         *("k", "threads", "shapes", "torch.topk, geomean", "least", "numpy.argpartition"),
         *("reads, 64 MB and more, at most", "extra memory there, at most"),
     )
+    short = times[times["num_cols"] < models.LONG_COLUMNS]
+    slower = short[short["torch_speedup"] < 1]
+    said = (
+        f"On {len(slower)} of {len(short)} shapes with shorter rows torch.topk is faster: a call "
+        f"takes {times['time_us'].min():.0f} us at least.\n"
+    )
     hard = models.cpu_workloads(times)
-    said = ""
     if len(hard):
         slowest = hard.iloc[0]
-        said = (
+        said += (
             f"Of {len(hard)} other workloads that ran with normal rows in one run, the hardest on "
             f"{slowest['num_rows']} x {slowest['num_cols']}, {slowest['workload']}, takes "
             f"{slowest['ratio']:.2f} times as long.\n"

@@ -39,7 +39,7 @@ from topk_lab.models.contention import (
     remedies,
     striped_pads,
 )
-from topk_lab.models.cpu import cpu_summary, cpu_times, cpu_workloads
+from topk_lab.models.cpu import LONG_COLUMNS, cpu_summary, cpu_times, cpu_workloads
 from topk_lab.models.delegate import (
     LARGE_BYTES,
     adversarial_ratios,
@@ -80,6 +80,7 @@ __all__ = [
     "FIT_TOLERANCE",
     "FLAT_GROWTH",
     "LARGE_BYTES",
+    "LONG_COLUMNS",
     "LOSING",
     "OPAQUE",
     "REDUCE",

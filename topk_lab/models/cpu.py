@@ -15,13 +15,15 @@ from topk_lab.models.pairs import side_by_side, timed_cells
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["cpu_summary", "cpu_times", "cpu_workloads"]
+__all__ = ["LONG_COLUMNS", "cpu_summary", "cpu_times", "cpu_workloads"]
 
 EXPERIMENT = "cpu_selection"
 SELECTION, FLOOR, NORMAL = "cpu_delegate", "read_amax", "normal"
 CPU_PEERS = {"torch": "torch.topk", "numpy": "numpy.argpartition"}
 
-LONG_COLUMNS = 16_384  # from which on a row is called long
+LONG_COLUMNS = 16_384
+"""Columns from which on a row is called long."""
+
 LARGE_BYTES = 64 * 10**6  # of an input that no cache holds
 
 
