@@ -636,9 +636,9 @@ def choose_positions(row, member, answer, records):
     bar = low - (not one_key)
     items, num_items = list_items(kept, bar, member.item_capacity)
     in_order = whole
-    if num_items > member.item_capacity > 0 and not whole:
-        # Segments hold more of the best than their delegates tell: groups of what was gathered
-        # bound the k-th anew.
+    if num_items > member.item_capacity > 0 and not whole and is_one_key(bound):
+        # The least of the delegates' groups is far below the k-th: groups of what was gathered
+        # bound it anew.
         list_in_order(maxima, cut.low, UNCOUNTED if at_cut == UNCOUNTED else 0, num, listed)
         in_order = True
         kept = load_kept(row, listed[:num])

@@ -4,8 +4,8 @@
 //      delegate. They do nothing but read: no atomics, so that no logits cost more than others.
 //   2. delegate_select, one block a row: a cut is found that at least k delegates pass, and not many more
 //      (the k-th of the greatest keys of groups of them is one). Their segments are gathered.
-//   3. The logits that pass the cut are told apart, and the k best of them written. Where too many pass, a cut
-//      is found among groups of them as it was among delegates.
+//   3. The logits that pass the cut are told apart, and the k best of them written. Where too many pass because
+//      few delegates do, a cut is found among groups of logits as it was among delegates.
 //
 // Why the answer is exact: at least k delegates pass the cut, hence at least k logits, and every logit that
 // passes lies in a segment whose delegate does. Where so many delegates are equal that their segments may be
@@ -164,9 +164,10 @@ __device__ __forceinline__ void choose_positions(DelegateStorage<Policy>& lds,
   list_items(lds, kept, bar);
   int32_t num_items = lds.num_items;
   bool in_order = whole;
-  if (item_capacity<Policy> > 0 && num_items > item_capacity<Policy> && !whole) {
-    // Segments hold more of the best than their delegates tell: groups of what was gathered bound the k-th
-    // anew. They have to rise, for the groups to be a function of the row.
+  if (item_capacity<Policy> > 0 && num_items > item_capacity<Policy> && !whole &&
+      bound.is_one_key()) {
+    // The least of the delegates' groups is far below the k-th: groups of what was gathered bound it anew. Their
+    // segments have to rise, for the groups to be a function of the row.
     list_in_order(lds, delegates, cut.low, at_cut == uncounted ? uncounted : 0, lds.num_segments);
     in_order = true;
     if (thread < range_bins) lds.histograms[0][thread] = 0;
