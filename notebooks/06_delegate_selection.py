@@ -16,15 +16,16 @@
 # of the k greatest only, could come near to the time of the read itself. Does it, on which shapes
 # not, and does it on rows that are made to hurt?
 #
-# **Answer.** The read is at the floor: the first launch is itself the fastest read kernel on nearly
-# all shapes, for it has no atomics and treats all rows alike. What is left, a second launch and a
-# finish by one block a row, takes longer than the read on all but the longest calls. So it beats
-# the selections that read twice in most cases, and every peer where rows are longest; on most of
-# the published shapes the best peer, which spreads a row over a cluster of blocks, is still ahead.
-# Bytes and storage are bounded whatever a row holds, as counts of the compiled AMD code show. The
-# time is less even: rows whose best logits are alike cost the finish more passes, or lanes that
-# meet in one bin. Most of the bars that were set before anything was measured are missed; the last
-# table says by how much.
+# **Answer.** The read is at the floor: the first launch is itself the fastest read kernel on most
+# shapes and nowhere a fifth slower, for it has no atomics and treats all rows alike. What is left is a finish by one block
+# a row, a chain of short steps that takes longer than the read on all but the longest calls; where
+# rows are few, its launch hides behind the read. So it beats the selections that read twice in most
+# cases, and with warm caches the best peer on most of the published shapes, by most where rows are
+# longest. A peer that spreads a row over a cluster of blocks is still ahead on some, and on most
+# once caches are cold. Bytes and storage are bounded whatever a row holds, as counts of the
+# compiled AMD code show, and the time is nearly even: rows whose best logits are alike take half as
+# long again at the most, or little more. Most of the bars that were set before anything was
+# measured are missed; the last table says by how much.
 #
 # Times are measured on the device that a figure names; peers' times are published, for the same
 # kind of device, and scaled by what `torch.topk` took on both sides. Bytes and lanes are emulated
@@ -142,7 +143,9 @@ pd.DataFrame(
 # ## Where the time goes
 #
 # Parts of a call: a read at the floor; what the first launch takes beyond that; a second launch,
-# as an empty kernel's was published; the rest chooses segments, gathers and finishes.
+# as an empty kernel's was published; the rest chooses segments, gathers and finishes. The second
+# launch overlaps the first where rows are few, so that there is less left of the rest than it
+# takes.
 
 # %%
 parts = models.time_parts(warm)
@@ -256,7 +259,8 @@ per_row = pd.DataFrame(
 per_row.sort_values("time over normal", ascending=False).round(2)
 
 # %% [markdown]
-# The passes of a row that takes many. Each narrows the range in which the k-th key lies:
+# The passes of a row whose keys differ in their last bits alone. Each narrows the range in which the
+# k-th key lies:
 
 # %%
 figures.trace_table(traces["same_leading_bits"])
@@ -386,7 +390,8 @@ assert set(of_ours["global_atomic_lanes"]) == {0}, "no atomics in memory"
 
 if set(timed["device"]) == {models.DEVICES["sm_90"].name}:
     reduced = warm[warm["reduce_us"].notna()]
-    assert (reduced["floor"] == models.REDUCE).mean() > 0.8, "the first launch is at the floor"
+    assert (reduced["floor"] == models.REDUCE).mean() > 0.6, "the first launch is at the floor"
+    assert (reduced["reduce_us"] / reduced["floor_us"]).max() < 1.2, "or near it"
     assert (over_floor["geomean"].idxmin(), set(speedups["low"] > 1)) == (OURS, {True}), (
         "nearer to the floor than the other variants, and faster than the source's over its cases"
     )
@@ -395,5 +400,8 @@ if set(timed["device"]) == {models.DEVICES["sm_90"].name}:
     rest = parts[parts["part"] == "choose, gather and finish"]
     finish = rest.set_index(["num_rows", "num_cols", "workload"])["part_us"]
     assert (finish > floors).mean() > 0.5, "the finish takes longer than the read on most shapes"
-    assert (warm["speedup"] < 1).mean() > 0.5, "the best peer is ahead on most of them"
+    assert (warm["speedup"] > 1).mean() > 0.5, "faster than the best peer on most of them"
+    cold_peers = beside[beside["cache"] == "pressure_256MiB"]["speedup"].dropna()
+    assert (cold_peers < 1).mean() > 0.5, "the best peer is ahead on most once caches are cold"
+    assert by_rows[by_rows["variant"] == OURS]["ratio"].max() < 1.7, "rows made to hurt cost less"
     assert judged["met"].mean() < 0.5, "most bars are missed"
