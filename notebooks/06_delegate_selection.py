@@ -17,15 +17,15 @@
 # not, and does it on rows that are made to hurt?
 #
 # **Answer.** The read is at the floor: the first launch is itself the fastest read kernel on most
-# shapes and nowhere a fifth slower, for it has no atomics and treats all rows alike. What is left is a finish by one block
-# a row, a chain of short steps that takes longer than the read on all but the longest calls; where
-# rows are few, its launch hides behind the read. So it beats the selections that read twice in most
-# cases, and with warm caches the best peer on most of the published shapes, by most where rows are
-# longest. A peer that spreads a row over a cluster of blocks is still ahead on some, and on most
-# once caches are cold. Bytes and storage are bounded whatever a row holds, as counts of the
-# compiled AMD code show, and the time is nearly even: rows whose best logits are alike take half as
-# long again at the most, or little more. Most of the bars that were set before anything was
-# measured are missed; the last table says by how much.
+# shapes and nowhere a fifth slower, for it has no atomics and treats all rows alike. What is left
+# is a finish by one block a row, a chain of short steps that takes longer than the read on all but
+# the longest calls; where rows are few, its launch hides behind the read. So it beats the
+# selections that read twice in most cases, and with warm caches the best peer on most of the
+# published shapes, by most where rows are longest. A peer that spreads a row over a cluster of
+# blocks is still ahead on some, and on most once caches are cold. Bytes and storage are bounded
+# whatever a row holds, as counts of the compiled AMD code show, and the time is nearly even: rows
+# whose best logits are alike take half as long again at the most, or little more. Most of the bars
+# that were set before anything was measured are missed; the last table says by how much.
 #
 # Times are measured on the device that a figure names; peers' times are published, for the same
 # kind of device, and scaled by what `torch.topk` took on both sides. Bytes and lanes are emulated
@@ -259,8 +259,8 @@ per_row = pd.DataFrame(
 per_row.sort_values("time over normal", ascending=False).round(2)
 
 # %% [markdown]
-# The passes of a row whose keys differ in their last bits alone. Each narrows the range in which the
-# k-th key lies:
+# The passes of a row whose keys differ in their last bits alone. Each narrows the range in which
+# the k-th key lies:
 
 # %%
 figures.trace_table(traces["same_leading_bits"])

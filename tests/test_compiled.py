@@ -31,9 +31,16 @@ print(indices[0].tolist(), len(compilations.buffer) > 0, taken)
 """
 
 
+# An editable install finds its own sources before any path is looked at.
+OF_THE_PATH = """
+import sys
+sys.meta_path[:] = [finder for finder in sys.meta_path if "editable" not in type(finder).__module__]
+"""
+
+
 def start(code, cache, package=PACKAGE, **environment):
     return subprocess.Popen(
-        [sys.executable, "-W", "error", "-c", code],
+        [sys.executable, "-W", "error", "-c", OF_THE_PATH + code],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

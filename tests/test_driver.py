@@ -524,9 +524,11 @@ def test_launches_overlap_where_the_plan_says_so(cuda, num_rows, overlapped):
     before = cuda.overlapped
     driver.launch(plan, ADDRESSES, device, cuda.stream(0))
     assert cuda.overlapped - before == overlapped
-    raw = driver.prepare(plan, device).raw_launch([ADDRESSES[name] for name in ADDRESSES], 0)
+    prepared = driver.prepare(plan, device)
+    raw = prepared.raw_launch([ADDRESSES[name] for name in prepared.buffers], 0)
     cuda.launches.clear()
-    raw()
+    with device.runtime.current(device.handle):
+        raw()
     launched = [(one.kernel, one.grid, one.block, one.dynamic_lds) for one in cuda.launches]
     assert launched == [
         (one.kernel, (*one.grid, 1), (one.block, 1, 1), one.dynamic_lds) for one in plan.launches

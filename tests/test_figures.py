@@ -208,8 +208,9 @@ def test_trace_of_a_shared_histogram_is_drawn_block_by_block_and_for_the_row():
 
 
 def test_trace_of_the_delegate_selection_counts_keys_of_a_range():
-    row = np.full(40_000, -np.inf, np.float32)
-    row[:524] = np.random.default_rng(0).standard_normal(524)
+    # Groups that lie close together but for one, and the items among them.
+    row = -1 - np.random.default_rng(0).random(40_000, np.float32)
+    row[17] = 1e30
     drawn = figures.trace_histograms(figures.trace_bins(trace(row, 512, variant="delegate")))
     assert [ax.get_title("left") for ax in drawn] == [
         f"pass {number}: keys of a range, by their distance to its top"
@@ -217,8 +218,8 @@ def test_trace_of_the_delegate_selection_counts_keys_of_a_range():
     ]
     assert {ax.get_ylabel() for ax in drawn} == {"keys"}
     said = [ax.get_title("right").rpartition(", ")[2] for ax in drawn]
-    assert said == ["more than are compared"] * (len(drawn) - 1) + ["few enough to compare"]
-    assert len(said) > 1
+    assert set(said) == {"more than are compared", "few enough to compare"}
+    assert (said[0], said[-1]) == ("more than are compared", "few enough to compare")
 
 
 def test_trace_draws_one_block_at_a_time():

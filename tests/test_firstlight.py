@@ -441,7 +441,9 @@ class Clocked:
 @pytest.fixture
 def timed(tmp_path, monkeypatch):
     """What a part that takes times is given, on a device that the host plays."""
-    monkeypatch.setattr(bench.experiments, "TorchDevice", Clocked)
+    for name, experiment in list(bench.EXPERIMENTS.items()):
+        clocked = dataclasses.replace(experiment, device=Clocked)
+        monkeypatch.setitem(bench.EXPERIMENTS, name, clocked)
     monkeypatch.setattr(timing, "QUICK_LOGITS", 70_000)
     monkeypatch.setattr(timing, "EFFORT", Effort(min_samples=2, max_seconds=0, warm_up_seconds=0))
     captured = environment.RunInfo.capture(kernel_hash="c0ffee00")

@@ -1052,22 +1052,17 @@ DELEGATE_CHANGES = {
         "kept.above(bar)",
         "kept.above(bar + 1u)",
     ),
-    "bound-of-too-few-groups": (
-        "delegate_kernels",
-        "with_keys >= static_cast<uint32_t>(k)",
-        "with_keys >= static_cast<uint32_t>(k) / 8u",
-    ),
     "groups-of-neg-inf-left-out": (
         "delegate_kernels",
-        "if (bound.above + bound.inside < k) bound.low = lowest_key;",
+        "if (bound.above + bound.inside < k) return lowest;",
         "",
     ),
     "nan-above-infinity-lost": (
         "delegate_kernels",
-        "is_one_key && cut.low != inf_key &&",
+        "is_one_key && low != inf_key &&",
         "is_one_key &&",
     ),
-    "nan-is-less": ("delegate_kernels", "!(kept.logit(i) < passing)", "kept.logit(i) >= passing"),
+    "nan-is-less": ("delegate_lists", "!(kept.logit(i) < passing)", "kept.logit(i) >= passing"),
     "least-key-of-a-negative-place": (
         "key_range",
         "~first_key(~place + 1) + 1u",

@@ -177,7 +177,7 @@ def test_an_order_that_a_variant_lacks_is_refused(target):
             *("vllm_k512", "index"),
             "reference, cpu_delegate, sglang_block512, sglang_block1024, aiter_one_block, delegate",
         ),
-        ("sglang_block512", "value", "reference, delegate"),
+        ("sglang_block512", "value", "reference, cpu_delegate, delegate"),
     ):
         with pytest.raises(ValueError, match=f"got '{order}', which {others} offers$"):
             run(target=target, variant=variant, order=order)
