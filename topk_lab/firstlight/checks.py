@@ -177,7 +177,12 @@ def _cause(check: verify.Check, reason: str, wrong: int, done: int) -> str:
         )
     if check.experiment == "side_streams":
         return "the launch went to another stream than torch's: two runtimes, or a stream lost"
-    if check.experiment in ("fresh_lengths", "graph_replays"):
+    if check.experiment == "fresh_lengths":
+        return (
+            "if exactness fails too, the kernel; if it holds, one launch of the call read lengths "
+            "of an earlier replay (ROCm/hip#3902), or a runtime corrupts graphs (ROCm/clr#279)"
+        )
+    if check.experiment == "graph_replays":
         return (
             "if exactness fails too, the kernel; if it holds, the graph: what it keeps of its "
             "capture, or a runtime that corrupts graphs (ROCm/clr#279, ROCm 7.2.0 to 7.2.3)"
