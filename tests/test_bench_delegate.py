@@ -83,27 +83,35 @@ def test_growth_goes_as_far_as_two_gibibytes():
 def test_every_member_stands_beside_the_choice():
     listed = cells("delegate_members")
     assert len(listed) == 28
-    (variants,) = {cell.variants for cell in listed}
-    compiled = {
-        schedules.parse_variant(name).policy.member for name in variants if "member" in name
-    }
-    assert compiled == {
-        name for name, policy in schedules.DELEGATE_POLICIES.items() if policy.max_k == 512
-    }
-    assert {"delegate", "delegate[dies=8]"} < set(variants)
-    # Wherever the choice goes, it is timed under its own name too.
-    chosen = {delegate.member(cell, "delegate", None)["member"] for cell in listed}
-    assert chosen <= compiled
-    assert len(chosen) > 1
+    compiled = {name for name, policy in schedules.DELEGATE_POLICIES.items() if policy.max_k == 512}
+    chosen = []
+    for cell in listed:
+        assert {"delegate", "delegate[launches=two,dies=8]"} < set(cell.variants)
+        named = [name for name in cell.variants if "[member=" in name]
+        ran = [delegate.member(cell, name, None) for name in named]
+        assert {one["member"] for one in ran} == compiled
+        assert len({(one["member"], one["fused"]) for one in ran}) == len(ran)
+        # Wherever the choice goes, it is timed under its own name too.
+        chosen.append(delegate.member(cell, "delegate", None))
+        assert chosen[-1] in ran
+        # Shorter rows are kept whole; of longer ones LDS holds the delegates where they fit.
+        due = 1 if cell.num_cols in (8192, 524_288) else 2
+        assert len(ran) == due * len(compiled)
+    assert len({one["member"] for one in chosen}) == len(compiled)
+    assert {one["fused"] for one in chosen} == {False, True}
 
 
 def test_the_member_that_ran_is_said():
     (cell,) = (
         cell for cell in cells("delegate_growth") if (cell.num_rows, cell.num_cols) == (24, 2**20)
     )
-    assert delegate.member(cell, "delegate", None) == {"member": "k512_long"}
-    assert delegate.member(cell, delegate.REDUCE, None) == {"member": "k512_long"}
-    assert delegate.member(cell, "delegate[member=k512]", None) == {"member": "k512"}
+    long = {"member": "k512_long", "fused": False}
+    assert delegate.member(cell, "delegate", None) == long
+    assert delegate.member(cell, delegate.REDUCE, None) == long
+    assert delegate.member(cell, "delegate[member=k512]", None) == long | {"member": "k512"}
+    wide = replace(cell, num_rows=128, num_cols=131_072)
+    assert delegate.member(wide, "delegate", None) == {"member": "k512", "fused": True}
+    assert delegate.member(wide, delegate.REDUCE, None) == {"member": "k512", "fused": False}
     assert delegate.member(cell, "read_amax", None) == {}
     assert delegate.member(cell, "vllm_k512", None) == {}
     case = cells("delegate_matrix")[0]
@@ -193,7 +201,8 @@ def test_the_first_launch_is_that_of_the_selection_s_plan():
     assert first.kernel == f"delegate_reduce_{policy.segment}"
     assert [launch.kernel for launch in rest] == [f"delegate_{member}_select"]
     assert {place.name for _, place in first.pointers} == {"logits", "row_ends", "workspace"}
-    assert plan is plans.plan("delegate", plans.Shape(24, 262_144, 512, 262_144, 512))
+    shape = plans.Shape(24, 262_144, 512, 262_144, 512)
+    assert plan.launches == plans.plan("delegate", shape).launches
 
 
 SMALL = {

@@ -58,6 +58,11 @@ def bounds_of(prefix, policy):
                 f"{prefix}_{name}_select": (member.block_size, 0)
                 for name, member in DELEGATE_POLICIES.items()
             },
+            **{
+                f"{prefix}_{name}_fused": (member.block_size, 4 * member.fused_delegates)
+                for name, member in DELEGATE_POLICIES.items()
+                if member.fused_delegates
+            },
             f"{prefix}_order": (plans.ORDER_BLOCK_SIZE, 8 * policy.max_k),
         }
     dynamic = 8 * policy.max_k  # a position and a logit for each of the k
@@ -148,7 +153,7 @@ def test_kernels_keep_their_launch_bounds_and_never_spill(source, target):
         assert resources["agpr"] == 0, name
         # Two blocks a compute unit: 64 VGPRs at 1024 threads. Those that keep a row's logits in
         # registers fit once.
-        once = source == "delegate" and "_select" in name
+        once = source == "delegate" and ("_select" in name or "_fused" in name)
         assert resources["vgpr"] <= (512 // (threads // 256) if once else 64), name
         assert resources["lds"] + dynamic <= LDS_BYTES, name
 
@@ -237,7 +242,9 @@ def test_every_planned_kernel_is_in_an_object(name, asked, num_cols):
             more = 2 if selection == "shared_histogram" else merges
             if selection == "delegate":
                 _, policy = plans.delegate_policy(variant, 2, num_cols, 512)
-                more = int(num_cols > policy.whole_columns) + int(shape.order != "any")
+                fused = plans.delegate_is_fused(variant, 2, num_cols, 512)
+                more = int(num_cols > policy.whole_columns and not fused)
+                more += int(shape.order != "any")
             assert sources == [selection] * (1 + more) + behind, prefix
             for launch in launches:
                 kernel = launch.kernel.removesuffix("_traced")

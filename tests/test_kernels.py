@@ -222,16 +222,16 @@ def test_host_and_device_agree_on_the_blocks_that_share_a_row(amd_target):
 def test_host_and_device_agree_on_every_delegate_policy(amd_target):
     policies = list(schedules.DELEGATE_POLICIES.values())
     queries = bound_queries()[:1]
-    splits, fields = probe("delegate", amd_target, queries, len(policies) + 1, num_fields=10)
+    splits, fields = probe("delegate", amd_target, queries, len(policies) + 1, num_fields=12)
     expected = [
         (
             *dataclasses.astuple(policy),
             *(policy.segment_capacity, policy.whole_columns, policy.item_capacity),
-            policy.loose_groups,
+            *(policy.joined_groups, policy.loose_groups),
         )
         for policy in policies
     ]
-    np.testing.assert_array_equal(fields, [*expected, (UNWRITTEN,) * 10])
+    np.testing.assert_array_equal(fields, [*expected, (UNWRITTEN,) * 12])
     assert (splits == UNWRITTEN).all()  # a row of this lineage is never split
 
 
@@ -1070,8 +1070,8 @@ DELEGATE_CHANGES = {
     ),
     "last-of-equal-items": (
         "delegate_lists",
-        "if (key == equal) visit(~position);",
-        "if (key == equal) visit(position);",
+        "0u : ~0u - 1u - position(i);",
+        "0u : 1u + position(i);",
     ),
     "last-rank-of-a-bin": ("narrow_range", "inclusive >= rank", "inclusive > rank"),
     "worst-ties-first": ("delegate_lists", "other_key > key ||", "other_key < key ||"),

@@ -147,21 +147,34 @@ def test_launch_table_lists_what_plans_launch(paged):
 
 @pytest.mark.parametrize("paged", [None, SLOTS], ids=["indices", "slots"])
 @pytest.mark.parametrize("order", ["any", "value"])
-@pytest.mark.parametrize("member", list(schedules.DELEGATE_POLICIES))
-def test_delegate_launch_table_lists_what_plans_launch(member, order, paged):
+@pytest.mark.parametrize(
+    ("member", "launches"),
+    [
+        (member, launches)
+        for member, policy in schedules.DELEGATE_POLICIES.items()
+        for launches in ("two", "fused")
+        if launches == "two" or policy.fused_delegates
+    ],
+)
+def test_delegate_launch_table_lists_what_plans_launch(member, launches, order, paged):
     policy = schedules.DELEGATE_POLICIES[member]
-    shape = plans.Shape(8, 262_144, 512, 262_144, 512, order=order, paging=paged)
+    num_cols = 4096 * policy.segment  # LDS has room for their delegates
+    shape = plans.Shape(8, num_cols, 512, num_cols, 512, order=order, paging=paged)
     (lines,) = tables("delegate kernel")
     due = []
     for line in lines:
         (name,) = code(line["delegate kernel"])
+        if ("fused" in name) != (launches == "fused") and "order" not in name:
+            continue
         name = name.replace("<segment>", str(policy.segment)).replace("<member>", member)
         assert line["grid"].startswith("(num_rows, ")
-        blocks = schedules.delegate_blocks(8, 262_144) if "`delegate_blocks`" in line["grid"] else 1
+        blocks = (
+            schedules.delegate_blocks(8, num_cols) if "`delegate_blocks`" in line["grid"] else 1
+        )
         (threads,) = code(line["threads"])
         owner = policy if hasattr(policy, threads) else plans
         due.append((name, (8, blocks), getattr(owner, threads)))
-    planned = plans.plan(f"delegate[member={member}]", shape)
+    planned = plans.plan(f"delegate[member={member},launches={launches}]", shape)
     launched = [(launch.kernel, launch.grid, launch.block) for launch in planned.launches]
     assert launched == (due[:-1] if order == "any" else due)
 

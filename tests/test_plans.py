@@ -504,16 +504,15 @@ def test_a_promise_that_a_kernel_does_not_keep_is_not_planned():
     ("num_rows", "num_cols", "k", "member", "blocks"),
     [
         pytest.param(24, 12_285, 512, "k512", 0, id="kept-whole-by-a-block"),
-        pytest.param(24, 12_286, 512, "k512", 2, id="a-column-more"),
+        pytest.param(24, 51_201, 512, "k512", 7, id="more-columns-than-so-many-rows-let-fuse"),
         pytest.param(1, 131_072, 512, "k512", 16, id="no-more-blocks-than-tiles"),
         pytest.param(1, 131_073, 1, "k512_long", 17, id="fewer-delegates-from-131073-columns"),
-        pytest.param(128, 65_536, 512, "k512", 3, id="as-many-rows-as-multiprocessors"),
-        pytest.param(129, 12_285, 512, "k512_crowd", 0, id="small-blocks-from-there-on"),
-        pytest.param(129, 12_286, 512, "k512_crowd", 2, id="with-delegates-too"),
-        pytest.param(129, 65_536, 512, "k512_crowd", 3, id="three-small-blocks-on-each"),
-        pytest.param(384, 65_537, 512, "k512_pair", 1, id="two-blocks-on-each"),
+        pytest.param(132, 12_285, 512, "k512", 0, id="as-many-rows-as-multiprocessors"),
+        pytest.param(133, 12_285, 512, "k512_pair", 0, id="small-blocks-from-there-on"),
+        pytest.param(265, 10_237, 512, "k512_crowd", 0, id="three-of-them-on-each"),
+        pytest.param(384, 327_650, 512, "k512_long", 1, id="more-delegates-than-lds-holds"),
         pytest.param(384, 2**31 - 1, 512, "k512_long", 1, id="as-wide-as-can-be"),
-        pytest.param(500, 100_000, 513, "k1024", 1, id="k-above-512"),
+        pytest.param(8, 100_000, 513, "k1024", 13, id="k-above-512"),
         pytest.param(2, 100_000, 1025, "k2048", 13, id="k-above-1024"),
         pytest.param(2, 100_000, 4096, "k4096", 13, id="k-above-2048"),
     ],
@@ -540,6 +539,61 @@ def test_segments_are_reduced_then_a_block_selects(num_rows, num_cols, k, member
     assert (most <= stride < most + 4) if blocks else stride == 0
 
 
+@pytest.mark.parametrize(
+    ("num_rows", "num_cols", "k", "member"),
+    [
+        pytest.param(24, 12_286, 512, "k512", id="a-column-more-than-is-kept"),
+        pytest.param(1, 21_760, 512, "k512", id="one-short-row"),
+        pytest.param(24, 51_200, 512, "k512", id="few-columns-for-so-many-rows"),
+        pytest.param(64, 131_072, 512, "k512", id="many-rows"),
+        pytest.param(64, 327_649, 512, "k512_long", id="as-many-delegates-as-lds-holds"),
+        pytest.param(133, 12_286, 512, "k512_pair", id="two-blocks-on-a-multiprocessor"),
+        pytest.param(265, 10_238, 512, "k512_crowd", id="three"),
+        pytest.param(500, 100_000, 513, "k1024", id="k-above-512"),
+    ],
+)
+@pytest.mark.parametrize("traced", [False, True])
+def test_a_block_that_selects_from_its_row_reduces_it_too(num_rows, num_cols, k, member, traced):
+    planned = plan("delegate", shape(num_rows=num_rows, num_cols=num_cols, k=k), traced=traced)
+    assert schedules.delegate_member(num_rows, num_cols, k) == member
+    policy = schedules.DELEGATE_POLICIES[member]
+    (fused,) = planned.launches
+    assert fused.kernel == f"delegate_{member}_fused" + ("_traced" if traced else "")
+    assert (fused.grid, fused.block) == ((num_rows, 1), policy.block_size)
+    assert fused.overlaps == (num_rows <= 128)
+    assert planned.workspace_bytes == 0
+    assert planned.trace_shape == (num_rows, 1, 23)
+    stride = policy.delegates_stride(num_cols)
+    most = -(-(num_cols + policy.segment - 1) // policy.segment)
+    assert most <= stride < most + 4
+    assert fused.dynamic_lds == 4 * stride <= 4 * policy.fused_delegates
+    assert "workspace" not in {place.name for _, place in fused.pointers}
+
+
+def test_launches_may_be_asked_for():
+    wide = shape(num_rows=128, num_cols=131_072)
+    names = [launch.kernel for launch in plan("delegate[launches=two]", wide).launches]
+    assert names == ["delegate_reduce_16", "delegate_k512_select"]
+    few = shape(num_rows=1, num_cols=131_072)
+    (fused,) = plan("delegate[launches=fused]", few).launches
+    assert fused.kernel == "delegate_k512_fused"
+    # A row that is kept whole has no delegates, however it is asked for.
+    for launches in ("two", "fused"):
+        (whole,) = plan(f"delegate[launches={launches}]", shape(num_cols=9000)).launches
+        assert whole.kernel == "delegate_k512_select"
+
+
+@pytest.mark.parametrize(("num_cols", "k", "most"), [(327_650, 512, 10_240), (70_000, 1025, 0)])
+def test_delegates_that_lds_has_no_room_for_are_not_fused_on_demand(num_cols, k, most):
+    stride = schedules.delegate_policy("delegate", 24, num_cols, k)[1].delegates_stride(num_cols)
+    message = (
+        f"num_cols must leave no more than {most} delegates a row for launches=fused, "
+        f"got {num_cols}: {stride} of them"
+    )
+    with pytest.raises(ValueError, match=message):
+        plan("delegate[launches=fused]", shape(num_cols=num_cols, k=k))
+
+
 def test_delegates_are_the_workspace_and_whole_columns_the_members():
     planned = plan("delegate", shape(num_cols=60_000))
     for launch in planned.launches:
@@ -562,9 +616,13 @@ def test_which_of_equal_logits_are_kept_changes_nothing_of_the_plan():
 @pytest.mark.parametrize("order", ["index", "value"])
 @pytest.mark.parametrize("slots_only", [False, True])
 def test_an_order_is_made_in_a_launch_of_its_own(order, slots_only):
-    planned = plan("delegate", paged_shape(slots_only=slots_only, order=order))
+    asked = paged_shape(slots_only=slots_only, order=order)
+    alone, _ = plan("delegate[launches=fused]", asked).launches
+    assert alone.kernel == "delegate_k512_fused"
+    planned = plan("delegate[launches=two]", asked)
     reduce, select, ordered = planned.launches
     assert reduce.kernel == "delegate_reduce_16"
+    assert dict(alone.pointers)["indices"] == dict(select.pointers)["indices"]
     assert (ordered.kernel, ordered.grid, ordered.block) == ("delegate_order", (24, 1), 512)
     assert ordered.dynamic_lds == 8 * 512
     # Until then the indices stand where the answer goes.
@@ -586,7 +644,10 @@ def test_an_order_is_made_in_a_launch_of_its_own(order, slots_only):
 )
 def test_rows_are_reduced_in_multiples_of_the_dies(num_rows, launched):
     wanted = shape(num_rows=num_rows)
-    reduce, select = plan("delegate[dies=8]", wanted).launches
+    reduce, select = plan("delegate[launches=two,dies=8]", wanted).launches
     assert reduce.grid[0] == launched
     assert select.grid == (num_rows, 1)
-    assert plan("delegate", wanted).launches[0].grid[0] == num_rows
+    assert plan("delegate[launches=two]", wanted).launches[0].grid[0] == num_rows
+    # A block that does both has nobody to meet.
+    (fused,) = plan("delegate[launches=fused,dies=8]", wanted).launches
+    assert fused.grid == (num_rows, 1)

@@ -110,9 +110,20 @@ def test_each_member_is_verified_on_rows_that_take_it():
     for member in schedules.DELEGATE_POLICIES:
         planned = verify.checks("workloads", f"delegate[member={member}]", "numba")
         assert planned
+        forms = set()
         for check in planned:
             shape = (check.num_rows, check.num_cols, check.k)
-            assert schedules.delegate_policy("delegate", *shape)[0] == member
+            assert schedules.delegate_policy(check.variant, *shape)[0] == member
+            forms.add(schedules.delegate_is_fused(check.variant, *shape))
+        fits = schedules.DELEGATE_POLICIES[member].fused_delegates > 0
+        assert forms == ({False, True} if fits else {False})
+    (fused,) = {
+        check.variant
+        for check in verify.checks(
+            "workloads", "delegate[member=k512_pair,launches=fused]", "numba"
+        )
+    }
+    assert fused == "delegate[member=k512_pair,launches=fused]"
 
 
 def test_variants_that_promise_no_lowest_index_are_not_asked_for_it():

@@ -17,13 +17,13 @@ from topk_lab.schedules import (
     DELEGATE_OVERLAP_ROWS,
     GENERIC_RANK_COUNT_COLUMNS,
     DelegateChoice,
-    DelegatePolicy,
     OneBlockPolicy,
     SharedHistogramPolicy,
     StashPolicy,
     TopKPolicy,
     Variant,
     delegate_blocks,
+    delegate_is_fused,
     delegate_policy,
     gate_refusal,
     max_splits,
@@ -323,20 +323,14 @@ def workspace_bytes(variant: str | Variant, num_rows: int, num_cols: int, k: int
     """
     chosen = variant if isinstance(variant, Variant) else parse_variant(variant)
     if isinstance(chosen.policy, DelegateChoice):
+        if delegate_is_fused(chosen, num_rows, num_cols, k):
+            return 0
         _, policy = delegate_policy(chosen, num_rows, num_cols, k)
-        return 4 * num_rows * _delegates_stride(policy, num_cols)
+        return 4 * num_rows * policy.delegates_stride(num_cols)
     if isinstance(chosen.policy, SharedHistogramPolicy):
         return 4 * num_rows * sum(words for _, words in _shared_workspace(chosen.policy))
     splits = max_splits(chosen, num_rows, num_cols)
     return 8 * num_rows * splits * k if splits > 1 else 0
-
-
-def _delegates_stride(policy: DelegatePolicy, num_cols: int) -> int:
-    """Delegates that a row has room for, wherever on a line it begins: a multiple of 4."""
-    if num_cols <= policy.whole_columns:
-        return 0
-    most = (num_cols + 2 * policy.segment - 2) // policy.segment
-    return -(-most // 4) * 4
 
 
 def _shared_workspace(policy: SharedHistogramPolicy) -> tuple[tuple[str, int], ...]:
@@ -595,25 +589,27 @@ def _split_launches(chosen: Variant, shape: Shape, traced: bool) -> tuple[Launch
 
 
 def _delegate_launches(chosen: Variant, shape: Shape, traced: bool) -> tuple[Launch, ...]:
-    """Reduce, unless rows are kept whole; select; and put in order where one is wanted."""
-    member, policy = delegate_policy(chosen, shape.num_rows, shape.num_cols, shape.k)
-    stride = _delegates_stride(policy, shape.num_cols)
+    """Reduce and select, in one launch or two; and put in order where one is wanted."""
+    call = (chosen, shape.num_rows, shape.num_cols, shape.k)
+    member, policy = delegate_policy(*call)
+    fused = delegate_is_fused(*call)
+    stride = policy.delegates_stride(shape.num_cols)
     ordered = shape.order != "any"
     params = DelegateParams.from_buffer_copy(
         _paged_params(shape).ljust(ctypes.sizeof(DelegateParams), b"\0")
     )
     params.delegates_stride = stride
-    params.blocks_per_row = delegate_blocks(shape.num_rows, shape.num_cols)
+    params.blocks_per_row = 1 if fused else delegate_blocks(shape.num_rows, shape.num_cols)
     params.whole_columns = policy.whole_columns
     reads = _read_pointers(shape)
-    delegates = [("delegates", Buffer("workspace"))] if stride else []
+    delegates = [("delegates", Buffer("workspace"))] if stride and not fused else []
     written = _written_pointers(shape)
     # Before they are in order, the indices stand where the answer's will, or its slots.
     unordered = ("indices", Buffer("slots" if shape.indices_stride is None else "indices"))
     trace = [("trace", Buffer("trace"))] if traced else []
     overlaps = shape.num_rows <= DELEGATE_OVERLAP_ROWS
     launches = []
-    if stride:
+    if stride and not fused:
         dies = chosen.policy.dies
         rows = -(-shape.num_rows // dies) * dies if shape.num_rows >= dies else shape.num_rows
         launches.append(
@@ -627,12 +623,13 @@ def _delegate_launches(chosen: Variant, shape: Shape, traced: bool) -> tuple[Lau
                 overlaps,
             )
         )
+    form = "fused" if fused else "select"
     launches.append(
         Launch(
-            f"{chosen.name}_{member}_select" + ("_traced" if traced else ""),
+            f"{chosen.name}_{member}_{form}" + ("_traced" if traced else ""),
             (shape.num_rows, 1),
             policy.block_size,
-            0,
+            4 * stride if fused else 0,
             bytes(params),
             (*reads, *delegates, *([unordered] if ordered else written), *trace),
             overlaps,

@@ -31,6 +31,7 @@ __all__ = [
     "ablations",
     "active_splits",
     "delegate_blocks",
+    "delegate_is_fused",
     "delegate_member",
     "delegate_policy",
     "gate_refusal",
@@ -51,6 +52,7 @@ STASH_KIB = (40, 48, 128)
 BLOCK_SIZES = (256, 512, 768, 1024)  # of a block a row
 DIGIT_BITS = (11, 12)
 DIES = (1, 8)  # 8: MI300 and MI355X
+DELEGATE_LAUNCHES = ("by_shape", "fused", "two")
 
 # With final_order="by_size", up to this many final items are ranked, more are sorted.
 RANK_COUNT_LIMIT = 128
@@ -251,6 +253,8 @@ class DelegatePolicy:
         16-byte loads of the row that a thread keeps.
     held : int
         Delegates that it keeps; what is beyond them is read again.
+    groups : int
+        Of a thread's keys, whose greatest ones bound the k-th: those of all threads are k at least.
     max_k : int
         Largest k.
     """
@@ -260,6 +264,7 @@ class DelegatePolicy:
     segment: int
     quads: int
     held: int
+    groups: int
     max_k: int
 
     @property
@@ -273,9 +278,11 @@ class DelegatePolicy:
         return 4 * self.quads * self.block_size - 3
 
     @property
-    def num_groups(self) -> int:
-        """Groups of a thread's keys: in all four times `max_k`, if no thread needs more than 4."""
-        return next((few for few in (1, 2) if 4 * self.max_k <= few * self.block_size), 4)
+    def joined_groups(self) -> int:
+        """Groups of a thread that may be one, so that those of all threads are still `max_k`."""
+        if self.block_size >= self.max_k:
+            return self.groups
+        return self.groups * self.block_size // self.max_k
 
     @property
     def item_capacity(self) -> int:
@@ -287,15 +294,38 @@ class DelegatePolicy:
         """Groups that are too many, in the bin of the k-th, for a bound."""
         return self.max_k // 5
 
+    @property
+    def fused_delegates(self) -> int:
+        """Delegates that 64 KiB of LDS have room for, beside all else; 0: too few to be of use."""
+        return 10_240 if self.max_k <= 512 else 8_704 if self.max_k <= 1024 else 0
+
+    def delegates_stride(self, num_cols: int) -> int:
+        """Delegates that a row has room for, wherever on a line it begins.
+
+        Parameters
+        ----------
+        num_cols : int
+            Width of the logits.
+
+        Returns
+        -------
+        int
+            A multiple of 4; 0 where rows are kept whole.
+        """
+        if num_cols <= self.whole_columns:
+            return 0
+        most = (num_cols + 2 * self.segment - 2) // self.segment
+        return -(-most // 4) * 4
+
 
 DELEGATE_POLICIES = {
-    "k512": DelegatePolicy(512, 1, 16, 6, 16, 512),
-    "k512_long": DelegatePolicy(512, 1, 32, 12, 32, 512),
-    "k512_pair": DelegatePolicy(512, 2, 16, 6, 16, 512),
-    "k512_crowd": DelegatePolicy(256, 3, 16, 12, 16, 512),
-    "k1024": DelegatePolicy(512, 1, 16, 12, 16, 1024),
-    "k2048": DelegatePolicy(1024, 1, 8, 6, 16, 2048),
-    "k4096": DelegatePolicy(1024, 1, 8, 8, 4, 4096),
+    "k512": DelegatePolicy(512, 1, 16, 6, 16, 4, 512),
+    "k512_long": DelegatePolicy(512, 1, 32, 12, 32, 4, 512),
+    "k512_pair": DelegatePolicy(256, 2, 16, 12, 16, 4, 512),
+    "k512_crowd": DelegatePolicy(256, 3, 16, 10, 16, 8, 512),
+    "k1024": DelegatePolicy(512, 1, 16, 12, 16, 4, 1024),
+    "k2048": DelegatePolicy(1024, 1, 8, 6, 16, 4, 2048),
+    "k4096": DelegatePolicy(1024, 1, 8, 8, 4, 4, 4096),
 }
 
 
@@ -307,6 +337,9 @@ class DelegateChoice:
     ----------
     member : str
         A name of `DELEGATE_POLICIES`, or ``"by_shape"``: what `delegate_member` says.
+    launches : {"by_shape", "fused", "two"}
+        Whether the block that selects from a row reduces it too, with its delegates in LDS, or
+        blocks of a launch of its own do; or what `delegate_is_fused` says.
     dies : int
         Rows are launched in multiples of so many where there are as many, so that blocks that go
         round as many dies reduce a row on the die that selects from it.
@@ -315,6 +348,7 @@ class DelegateChoice:
     """
 
     member: str
+    launches: str
     dies: int
     max_k: int
 
@@ -369,7 +403,7 @@ POLICIES: dict[str, Policy] = {
     "shared_histogram": SharedHistogramPolicy(
         block_size=1024, tie_capacity=2048, rank_limit=128, max_k=4096
     ),
-    "delegate": DelegateChoice(member="by_shape", dies=1, max_k=4096),
+    "delegate": DelegateChoice(member="by_shape", launches="by_shape", dies=1, max_k=4096),
 }
 
 # No remedy for -inf: not counted apart, and sorted under pads that keep it exact.
@@ -484,7 +518,7 @@ def _compiled(changes: Mapping[str, object]) -> dict[str, object]:
     return {
         name: value.partition("_")[0] if name == "splits" else value
         for name, value in changes.items()
-        if name != "dies"
+        if name not in ("dies", "launches")
     }
 
 
@@ -514,6 +548,7 @@ FIELD_WORDS = {
     "splits": ("k512", "h200", *(f"fixed_{count}" for count in range(1, MOST_FIXED_SPLITS + 1))),
     "overflow": OVERFLOWS,
     "member": ("by_shape", *DELEGATE_POLICIES),
+    "launches": DELEGATE_LAUNCHES,
 }
 FIELD_NUMBERS = {"stash_kib": STASH_KIB, "digit_bits": DIGIT_BITS, "dies": DIES}
 
@@ -616,13 +651,18 @@ def _shared_blocks(num_rows: int, columns: int) -> int:
     return min(max(share, FEWEST_SHARING_BLOCKS), MOST_SHARING_BLOCKS)
 
 
-# Columns beyond which rows have fewer delegates; rows beyond which blocks take turns, and columns
-# between which these are small.
+# Columns beyond which rows have fewer delegates; rows beyond which two blocks share one of an
+# H200's multiprocessors, or three.
 DELEGATE_LONG_COLUMNS = 131_072
-DELEGATE_CROWD_ROWS = 128
+DELEGATE_PAIR_ROWS = 132
+DELEGATE_CROWD_ROWS = 2 * DELEGATE_PAIR_ROWS
 # Launches overlap where there are multiprocessors enough for rows that wait.
-DELEGATE_OVERLAP_ROWS = DELEGATE_CROWD_ROWS
-DELEGATE_CROWD_COLUMNS = 65_536
+DELEGATE_OVERLAP_ROWS = 128
+# A block reduces its row itself where there are so many rows, or no more columns than these and so
+# many for each row.
+DELEGATE_FUSED_ROWS = 64
+DELEGATE_FUSED_COLUMNS = 20_480
+DELEGATE_FUSED_COLUMNS_A_ROW = 1280
 
 DELEGATE_BLOCKS = 264  # that reduce, of all rows together: two for each multiprocessor of an H200
 TILE_COLUMNS = 8192  # of a turn of such a block, with 64 lanes a wave
@@ -632,7 +672,7 @@ def delegate_member(num_rows: int, num_cols: int, k: int) -> str:
     """The member of `DELEGATE_POLICIES` for a shape.
 
     Fitted to an NVIDIA H200: rows of up to 131072 columns have segments of 16, longer ones of 32;
-    where rows are about as many as multiprocessors or more, several blocks fit on one.
+    where rows are more than multiprocessors, two blocks or three fit on one.
 
     Parameters
     ----------
@@ -648,9 +688,9 @@ def delegate_member(num_rows: int, num_cols: int, k: int) -> str:
             return member
     if num_cols > DELEGATE_LONG_COLUMNS:
         return "k512_long"
-    if num_rows <= DELEGATE_CROWD_ROWS:
+    if num_rows <= DELEGATE_PAIR_ROWS:
         return "k512"
-    return "k512_crowd" if num_cols <= DELEGATE_CROWD_COLUMNS else "k512_pair"
+    return "k512_pair" if num_rows <= DELEGATE_CROWD_ROWS else "k512_crowd"
 
 
 def delegate_policy(
@@ -681,6 +721,44 @@ def delegate_policy(
     if k > policy.max_k:
         raise ValueError(f"k must be at most {policy.max_k} for {variant}, got {k}")
     return member, policy
+
+
+def delegate_is_fused(variant: str | Variant, num_rows: int, num_cols: int, k: int) -> bool:
+    """Whether one launch reduces a row and selects from it.
+
+    Fitted to an NVIDIA H200: a block does both where rows are many, or short for their number; else
+    several share the reduction. Rows that are kept whole, whatever their length, need neither.
+
+    Parameters
+    ----------
+    variant : str or Variant
+        Of the delegate selection, as `parse_variant` reads it.
+    num_rows, num_cols, k : int
+        Shape of the call.
+
+    Returns
+    -------
+    bool
+
+    Raises
+    ------
+    ValueError
+        It was asked for where LDS has no room for a row's delegates.
+    """
+    _, policy = delegate_policy(variant, num_rows, num_cols, k)
+    launches = _policy_of(variant).launches
+    stride = policy.delegates_stride(num_cols)
+    if launches == "two" or num_cols <= policy.whole_columns:
+        return False
+    if launches == "fused" and stride > policy.fused_delegates:
+        raise ValueError(
+            f"num_cols must leave no more than {policy.fused_delegates} delegates a row for "
+            f"launches=fused, got {num_cols}: {stride} of them"
+        )
+    if launches == "fused":
+        return True
+    few = DELEGATE_FUSED_COLUMNS + DELEGATE_FUSED_COLUMNS_A_ROW * num_rows
+    return stride <= policy.fused_delegates and (num_rows >= DELEGATE_FUSED_ROWS or num_cols <= few)
 
 
 def delegate_blocks(num_rows: int, num_cols: int) -> int:

@@ -11,16 +11,24 @@
     topk_lab::reduce_row<segment>(params);                                             \
   }
 
-#define TOPK_LAB_DELEGATE_KERNEL_OF(name, policy, traced)                                    \
+#define TOPK_LAB_DELEGATE_KERNEL_OF(name, policy, traced, fused)                             \
   extern "C" __global__ void TOPK_LAB_RESIDENT_BOUNDS((policy).block_size,                   \
                                                       (policy).blocks_per_unit)              \
       name(topk_lab::DelegateParams params) {                                                \
-    topk_lab::select_by_delegates<policy, traced>(params);                                   \
+    topk_lab::select_by_delegates<policy, traced, fused>(params);                            \
   }
 
-#define TOPK_LAB_DELEGATE_KERNEL(member)                                                        \
-  TOPK_LAB_DELEGATE_KERNEL_OF(delegate_##member##_select, topk_lab::delegate_##member, false)   \
-  TOPK_LAB_DELEGATE_KERNEL_OF(delegate_##member##_select_traced, topk_lab::delegate_##member, true)
+#define TOPK_LAB_DELEGATE_KERNEL(member)                                                       \
+  TOPK_LAB_DELEGATE_KERNEL_OF(delegate_##member##_select, topk_lab::delegate_##member, false,  \
+                              false)                                                           \
+  TOPK_LAB_DELEGATE_KERNEL_OF(delegate_##member##_select_traced, topk_lab::delegate_##member,  \
+                              true, false)
+
+#define TOPK_LAB_FUSED_DELEGATE_KERNEL(member)                                                 \
+  TOPK_LAB_DELEGATE_KERNEL_OF(delegate_##member##_fused, topk_lab::delegate_##member, false,   \
+                              true)                                                            \
+  TOPK_LAB_DELEGATE_KERNEL_OF(delegate_##member##_fused_traced, topk_lab::delegate_##member,   \
+                              true, true)
 
 TOPK_LAB_REDUCE_KERNEL(8)
 TOPK_LAB_REDUCE_KERNEL(16)
@@ -32,6 +40,11 @@ TOPK_LAB_DELEGATE_KERNEL(k512_crowd)
 TOPK_LAB_DELEGATE_KERNEL(k1024)
 TOPK_LAB_DELEGATE_KERNEL(k2048)
 TOPK_LAB_DELEGATE_KERNEL(k4096)
+TOPK_LAB_FUSED_DELEGATE_KERNEL(k512)
+TOPK_LAB_FUSED_DELEGATE_KERNEL(k512_long)
+TOPK_LAB_FUSED_DELEGATE_KERNEL(k512_pair)
+TOPK_LAB_FUSED_DELEGATE_KERNEL(k512_crowd)
+TOPK_LAB_FUSED_DELEGATE_KERNEL(k1024)
 
 extern "C" __global__ void __launch_bounds__(topk_lab::order_block_size)
     delegate_order(topk_lab::PagedParams params) {

@@ -9,6 +9,7 @@ import pytest
 from topk_lab import keys, schedules, targets, workloads
 from topk_lab.contract import assert_exact, live_bounds
 from topk_lab.reference import delegate, exact, key_range, trace, twins
+from topk_lab.reference.trace_record import empty_trace, trace_words
 from topk_lab.schedules import DELEGATE_POLICIES
 
 NAN, INF = np.float32(np.nan), np.float32(np.inf)
@@ -385,11 +386,38 @@ def test_a_loose_bound_is_narrowed_before_segments_are_listed():
     twin = assert_twin_right("delegate", lying(row, 0), 512)
     made = passes(twin)
     counted = made["histogram"].sum(axis=1)
-    assert made["bin_size"][:2].tolist() == [2047, made["bin_size"][1]]
-    assert counted[:2].tolist() == [2048, 2047]
+    assert 512 < counted[0] < 2048  # groups above the least of the threads' greatest
+    assert made["bin_size"][0] == counted[1] == counted[0] - 1
     assert made["bin_size"][1] <= K512.loose_groups == 102
     assert 512 <= counted[2] <= K512.item_capacity
     assert len(made) == 4  # the last over items that share the lowest quarter
+
+
+@pytest.mark.parametrize("name", ["k512", "k512_crowd", "k2048", "k4096"])
+def test_the_range_of_groups_begins_where_wider_ones_are_still_k(name):
+    policy = DELEGATE_POLICIES[name]
+    member = delegate.Member(*(getattr(policy, field) for field in delegate.Member._fields))
+    joined = policy.joined_groups
+    groups = 1 << 30 | np.arange(policy.block_size * policy.groups).astype(np.uint32)
+    wide = groups.reshape(-1, joined)
+    np.random.default_rng(0).shuffle(wide, axis=1)
+    wide[:, joined // 2] += np.uint32(1 << 31)  # the greatest of those that are one
+    assert policy.max_k <= len(wide) < 2 * policy.max_k
+    for emptied, begin in ((False, wide.max(axis=1).min()), (True, 1 << 30 | 1)):
+        if emptied:  # one of them has no key: less than k may be left
+            wide[0] = 0
+            begin = groups[groups > 0].min()
+        made = empty_trace(1, 1, keys.NUM_DELEGATE_PASSES)
+        words = trace_words(made, 1, 1, keys.NUM_DELEGATE_PASSES)[0, 0]
+        records = key_range.PassRecords(words, np.zeros(1, np.int64))
+        bound, top = delegate.bound_of_groups(groups, member, policy.max_k, records)
+        first = made[0, 0, 0]
+        assert first["prefix"] == begin
+        assert first["histogram"].sum() == (groups >= begin).sum()
+        assert top == groups.max()
+        # The k-th of the greatest, or of what a bin of few has with it; -inf where they are fewer.
+        due = np.sort(groups)[-policy.max_k]
+        assert (begin <= bound.low <= due) if due > 0 else bound.low == key_range.LOWEST_KEY
 
 
 @pytest.mark.parametrize("ties", [64, 65, 1000])
@@ -555,8 +583,8 @@ def test_a_call_takes_the_member_of_its_shape():
     shapes = {
         "k512": (2, 30_000, 512),
         "k512_long": (1, 262_145, 512),
-        "k512_pair": (129, 65_537, 512),
-        "k512_crowd": (129, 30_000, 512),
+        "k512_pair": (133, 65_537, 512),
+        "k512_crowd": (265, 30_000, 512),
         "k1024": (2, 60_000, 1024),
         "k2048": (2, 60_000, 1025),
         "k4096": (2, 80_000, 2049),

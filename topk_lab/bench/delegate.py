@@ -8,17 +8,19 @@ experiment           what it asks
 ``delegate_rows``    adversarial rows, against normal ones
 ``delegate_large_k`` more than 512 of a row
 ``delegate_growth``  calls of 128 KiB to 2 GiB: how the time grows with the bytes
-``delegate_members`` every compiled member on every shape, for the regret of the choice
+``delegate_members`` every member on every shape, fused and not, for the regret of the choice
 ==================== ===========================================================================
 
-`REDUCE` is the selection's first launch alone. It reads every logit once and keeps the greatest key
-of each segment: one more candidate for the read floor, beside `topk_lab.bench.candidates.READS`.
+`REDUCE` is the first launch alone of a selection in two. It reads every logit once and keeps the
+greatest key of each segment: one more candidate for the read floor, beside
+`topk_lab.bench.candidates.READS`.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,7 +35,7 @@ from topk_lab.bench.ratios import TORCH, published_shapes
 from topk_lab.bench.timing import Candidate, Effort
 from topk_lab.models import REDUCE
 from topk_lab.results import CACHES
-from topk_lab.schedules import DELEGATE_POLICIES, POLICIES, delegate_policy
+from topk_lab.schedules import DELEGATE_POLICIES, POLICIES, delegate_is_fused, delegate_policy
 
 if TYPE_CHECKING:
     import torch
@@ -80,9 +82,8 @@ GROWTH_BYTES = 2**31  # of a call, at most
 
 MEMBER_ROWS = (1, 8, 24, 64, 128, 256, 384)
 MEMBER_COLUMNS = (8192, 32_768, 131_072, 524_288)
-MEMBERS = tuple(
-    f"{DELEGATE}[member={name}]" for name, policy in DELEGATE_POLICIES.items() if policy.max_k == K
-)
+MEMBERS = {name: policy for name, policy in DELEGATE_POLICIES.items() if policy.max_k == K}
+TWO = f"{DELEGATE}[launches=two]"  # where `REDUCE` is from
 
 GRAPH_BYTES = 2**30  # that a warm graph reads, about
 
@@ -97,7 +98,7 @@ def matrix_cells() -> list[Cell]:
 
 
 def _plan(num_rows: int, num_cols: int, k: int) -> plans.Plan:
-    return plans.plan(DELEGATE, plans.Shape(num_rows, num_cols, k, num_cols, k))
+    return plans.plan(TWO, plans.Shape(num_rows, num_cols, k, num_cols, k))
 
 
 def _reads(num_rows: int, num_cols: int, k: int) -> tuple[str, ...]:
@@ -158,8 +159,19 @@ def growth_cells() -> list[Cell]:
 
 def member_cells() -> list[Cell]:
     """What is chosen by the shape, every member, and rows by eights as for eight dies."""
+
+    def forms(cols: int) -> Iterator[str]:
+        for name, policy in MEMBERS.items():
+            stride = policy.delegates_stride(cols)
+            if stride == 0:
+                yield f"{DELEGATE}[member={name}]"
+                continue
+            yield f"{DELEGATE}[member={name},launches=two]"
+            if stride <= policy.fused_delegates:
+                yield f"{DELEGATE}[member={name},launches=fused]"
+
     return [
-        _warm_cell(rows, cols, K, (DELEGATE, *MEMBERS, f"{DELEGATE}[dies=8]"))
+        _warm_cell(rows, cols, K, (DELEGATE, *forms(cols), f"{DELEGATE}[launches=two,dies=8]"))
         for rows in MEMBER_ROWS
         for cols in MEMBER_COLUMNS
     ]
@@ -216,11 +228,12 @@ def host_candidates(cell: Cell, device: Device) -> dict[str, Candidate]:
 
 
 def member(cell: Cell, variant: str, device: Device) -> dict[str, Any]:
-    """Which member the plan of a delegate selection takes, or the launch of `REDUCE` is of."""
-    name = DELEGATE if variant == REDUCE else variant
+    """Which member a plan of the selection takes, or `REDUCE` is of, and whether it is fused."""
+    name = TWO if variant == REDUCE else variant
     if name.partition("[")[0] != DELEGATE:
         return {}
-    return {"member": delegate_policy(name, cell.num_rows, cell.num_cols, cell.k)[0]}
+    call = (name, cell.num_rows, cell.num_cols, cell.k)
+    return {"member": delegate_policy(*call)[0], "fused": delegate_is_fused(*call)}
 
 
 def matrix_counters(cell: Cell, variant: str, device: Device) -> dict[str, Any]:

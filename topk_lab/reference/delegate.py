@@ -70,7 +70,8 @@ class Member(NamedTuple):
     block_size: int
     segment: int  # columns of one
     held: int  # delegates that a thread keeps
-    num_groups: int  # of a thread's keys
+    groups: int  # of a thread's keys
+    joined_groups: int  # of these that are one where wider ones will do
     segment_capacity: int
     whole_columns: int
     item_capacity: int
@@ -178,15 +179,15 @@ def greatest_delegates(maxima, member):
 
     Returns
     -------
-    (block_size * num_groups,) uint32
+    (block_size * groups,) uint32
         0 for a group of none.
     """
-    groups = np.zeros(member.block_size * member.num_groups, np.uint32)
+    groups = np.zeros(member.block_size * member.groups, np.uint32)
     for i in range(maxima.size):
         run = i // (4 * member.block_size)
-        turned = run if 4 * run < member.held else 0
+        turned = 5 * run if 4 * run < member.held else 0
         thread = i // 4 % member.block_size
-        group = thread * member.num_groups + (i % 4 + turned) % member.num_groups
+        group = thread * member.groups + (i % 4 + turned) % member.groups
         groups[group] = max(groups[group], maxima[i])
     return groups
 
@@ -205,26 +206,26 @@ def greatest_kept(kept, misplaced, member):
 
     Returns
     -------
-    (block_size * num_groups,) uint32
+    (block_size * groups,) uint32
         0 for all groups of a thread without a logit. A thread whose one logit lies beside quads has
         -inf in the groups that it leaves empty: a lower bound stays one.
     """
-    groups = np.zeros(member.block_size * member.num_groups, np.uint32)
+    groups = np.zeros(member.block_size * member.groups, np.uint32)
     for i in range(kept.keys.size):
         position = np.int64(kept.positions[i])
         group = 0
         if i < kept.num_whole:
             place = np.int64(kept.quads[i])
-            turned = (place - TURN * (place // member.block_size)) % 16
-            thread = (place // 16 * 16 + turned) % member.block_size
-            group = (position + misplaced) % member.num_groups
+            turn = place // member.block_size
+            thread = (place // 16 * 16 + (place - TURN * turn) % 16) % member.block_size
+            group = (4 * turn + (position + misplaced) % 4) % member.groups
         elif position < kept.head:
             thread = position
         else:
             thread = 4 + position - kept.tail
-        first = thread * member.num_groups
+        first = thread * member.groups
         if groups[first] == 0:
-            groups[first : first + member.num_groups] = LOWEST_KEY
+            groups[first : first + member.groups] = LOWEST_KEY
         groups[first + group] = max(groups[first + group], kept.keys[i])
     return groups
 
@@ -237,7 +238,7 @@ def bound_of_groups(groups, member, k, records):
 
     Parameters
     ----------
-    groups : (block_size * num_groups,) uint32
+    groups : (block_size * groups,) uint32
         Any key is in one at most.
     member : Member
     k : int64
@@ -247,21 +248,29 @@ def bound_of_groups(groups, member, k, records):
     -------
     bound : KeyRange
         Its `low` is that key. It is one key where many may share it, so that it may well be the
-        k-th itself: -inf, the least of the groups' keys, or all that passes left.
+        k-th itself: -inf, or where the range begins, or all that passes left. The range begins with
+        the least of the groups' keys, those of -inf aside; or with that of fewer, wider groups, of
+        which there are still k.
     top : int64
         The greatest key.
     """
-    least = GREATEST_KEY
+    begin = GREATEST_KEY
+    floor = GREATEST_KEY
     top = LOWEST_KEY
-    for i in range(groups.size):
-        key = np.int64(groups[i])
-        if key > LOWEST_KEY:
-            least = min(least, key)
-            top = max(top, key)
+    for first in range(0, groups.size, member.joined_groups):
+        joined = 0
+        for i in range(first, first + member.joined_groups):
+            key = np.int64(groups[i])
+            joined = max(joined, key)
+            if key > LOWEST_KEY:
+                begin = min(begin, key)
+        floor = min(floor, joined)
+        top = max(top, joined)
+    begin = floor if floor > LOWEST_KEY else begin
     lowest = KeyRange(LOWEST_KEY, LOWEST_KEY, 0, UNCOUNTED)
     if top == LOWEST_KEY:
         return lowest, top
-    span = KeyRange(least, top, 0, UNCOUNTED)
+    span = KeyRange(begin, top, 0, UNCOUNTED)
     # A bin of many leaves the bound far below the k-th of them.
     for number in range(MOST_GROUP_PASSES):
         span = narrow_once(groups, span, k, 0, records)
@@ -272,7 +281,7 @@ def bound_of_groups(groups, member, k, records):
             break
     if span.above + span.inside < k:
         return lowest, top
-    is_shared = span.low == least or (is_one_key(span) and span.inside > member.loose_groups)
+    is_shared = span.low == begin or (is_one_key(span) and span.inside > member.loose_groups)
     return KeyRange(span.low, span.low if is_shared else top, 0, UNCOUNTED), top
 
 

@@ -85,7 +85,7 @@ class RankedBin(NamedTuple):
 class PassRecords(NamedTuple):
     """The trace of a row."""
 
-    steps: np.ndarray  # (22, TRACE_WORDS) uint32; (22, 0) where nothing is recorded
+    steps: np.ndarray  # (passes, TRACE_WORDS) uint32; (passes, 0) if nothing is recorded
     number: np.ndarray  # (1,) int64, records made
 
 

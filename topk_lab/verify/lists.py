@@ -69,11 +69,24 @@ DELEGATE_WORKLOADS = (
 
 
 class Rows(NamedTuple):
-    """Rows that a variant is run on, and the k that it is asked for."""
+    """Rows that a variant is run on, the k that it is asked for, and the policy fields."""
 
     num_cols: int
     lengths: tuple[int, ...]
     k: int = 512
+    fields: tuple[str, ...] = ()
+
+
+def _of_member(
+    member: str,
+    lengths: tuple[int, ...],
+    k: int = 512,
+    *,
+    launches: tuple[str, ...] = ("fused", "two"),
+) -> Iterator[Rows]:
+    """Rows of the longest one's width, for a member of the delegate selection, launched so."""
+    for form in launches:
+        yield Rows(max(lengths), lengths, k, (f"member={member}", f"launches={form}"))
 
 
 # Rows that go through every path of a variant: whole and split, longer and shorter than k, on both
@@ -102,17 +115,20 @@ WORKLOAD_SHAPES = {
         Rows(45_001, (45_001, 40_960, 40_959, 2049, 513, 512, 100)),
     ),
     # Of each member rows on both sides of what a block keeps whole, and of the delegates that it
-    # holds, as many rows and columns as let a call take that member. Where the second row ends with
-    # the buffer, it begins on another column of a line than the first, and has a delegate more.
+    # holds, in one launch and in two. Where the second row ends with the buffer, it begins on
+    # another column of a line than the first, and has a delegate more.
     "delegate": (
         Rows(3001, (2, 1, 0, 3000, 3001), 1),
-        Rows(131_071, (131_071, 131_071, 12_286, 12_285, 2049, 513, 512, 100)),
-        Rows(524_400, (524_400, 24_574, 24_573, 513, 512)),
-        Rows(66_000, (66_000, 12_286, 12_285, 513, 512, *(9,) * 124)),
-        Rows(65_535, (65_535, 65_535, 12_286, 12_285, 513, 512, *(9,) * 123)),
-        Rows(131_201, (131_201, 24_574, 24_573, 2048, 1025, 1024), 1024),
-        Rows(131_202, (131_202, 24_574, 24_573, 3073, 3072, 2049, 2048), 2048),
-        Rows(45_001, (45_001, 32_766, 32_765, 4097, 4096), 4096),
+        *_of_member("k512", (131_071, 131_071, 12_286, 12_285, 2049, 513, 512, 100)),
+        *_of_member("k512_long", (262_200, 262_200, 24_574, 24_573, 513, 512)),
+        *_of_member("k512_long", (524_400, 24_574), launches=("two",)),
+        *_of_member("k512_pair", (65_535, 65_535, 12_286, 12_285, 513, 512, 9)),
+        *_of_member("k512_crowd", (65_535, 65_535, 10_238, 10_237, 513, 512, 9)),
+        *_of_member("k1024", (131_201, 24_574, 24_573, 2048, 1025, 1024), 1024),
+        *_of_member(
+            "k2048", (131_202, 24_574, 24_573, 3073, 3072, 2049, 2048), 2048, launches=("two",)
+        ),
+        *_of_member("k4096", (45_001, 32_766, 32_765, 4097, 4096), 4096, launches=("two",)),
     ),
 }
 
@@ -200,35 +216,35 @@ def _all_workloads() -> Iterator[tuple[str, dict[str, Any]]]:
             yield name, {}
 
 
-def _label(name: str, arguments: dict[str, Any]) -> str:
-    return "-".join([name, *map(str, arguments.values())])
+def _label(name: str, arguments: dict[str, Any], rows: Rows) -> str:
+    """What tells checks of one list apart."""
+    return "-".join([name, *map(str, arguments.values()), str(rows.num_cols), *rows.fields])
 
 
-def _shapes_of(variant: str) -> tuple[Rows, ...]:
+def _shapes_of(variant: str) -> list[tuple[Rows, str]]:
+    """The rows that a variant is run on, and the variant with their policy fields."""
     name = registry.resolve(variant).name
     shapes = WORKLOAD_SHAPES.get(name, WORKLOAD_SHAPES["vllm_k512"])
     if name != "delegate":
-        return shapes
-    # A member that is asked for has the shapes that take it anyway.
-    member = schedules.parse_variant(variant).policy.member
-    return tuple(
-        rows
-        for rows in shapes
-        if member
-        in ("by_shape", schedules.delegate_member(len(rows.lengths), rows.num_cols, rows.k))
-    )
+        return [(rows, variant) for rows in shapes]
+    # Fields that are asked for pick the rows that have them.
+    asked = schedules.parse_variant(variant).changes
+    asked = {f"{field}={value}" for field, value in asked.items() if field != "dies"}
+    found = [rows for rows in shapes if asked <= {*rows.fields}]
+    return [(rows, f"{name}[{','.join(rows.fields)}]" if rows.fields else name) for rows in found]
 
 
 def workload_checks(variant: str, target: str, seed: int | None) -> Iterator[Check]:
     """Every workload on rows that go through every path of the variant, their tails poisoned."""
     for name, arguments in _all_workloads():
-        for num_cols, lengths, k in _shapes_of(variant):
+        for rows, runs in _shapes_of(variant):
+            num_cols, lengths, k, _ = rows
             row_ends = np.array(lengths, np.int32)
             yield Check(
                 experiment="workloads",
-                id=f"{_label(name, arguments)}-{num_cols}",
+                id=_label(name, arguments, rows),
                 target=target,
-                variant=variant,
+                variant=runs,
                 num_rows=len(lengths),
                 num_cols=num_cols,
                 k=k,
@@ -236,7 +252,7 @@ def workload_checks(variant: str, target: str, seed: int | None) -> Iterator[Che
                 workload=name,
                 workload_args=arguments | {"row_ends": list(lengths), "poison": "nan"},
                 body=partial(
-                    _workload_body, name, arguments, num_cols, row_ends, k, variant, target, seed
+                    _workload_body, name, arguments, num_cols, row_ends, k, runs, target, seed
                 ),
             )
 
@@ -277,13 +293,14 @@ def stable_checks(variant: str, target: str, seed: int | None) -> Iterator[Check
     if info.name == "reference" or "lowest" not in info.tie_breaks:
         return
     for name, arguments in _all_workloads():
-        for num_cols, lengths, k in _shapes_of(variant):
+        for rows, runs in _shapes_of(variant):
+            num_cols, lengths, k, _ = rows
             row_ends = np.array(lengths, np.int32)
             yield Check(
                 experiment="stable_answers",
-                id=f"{_label(name, arguments)}-{num_cols}",
+                id=_label(name, arguments, rows),
                 target=target,
-                variant=variant,
+                variant=runs,
                 num_rows=len(lengths),
                 num_cols=num_cols,
                 k=k,
@@ -292,7 +309,7 @@ def stable_checks(variant: str, target: str, seed: int | None) -> Iterator[Check
                 workload_args=arguments
                 | {"row_ends": list(lengths), "poison": "nan", "tie_break": "lowest"},
                 body=partial(
-                    _stable_body, name, arguments, num_cols, row_ends, k, variant, target, seed
+                    _stable_body, name, arguments, num_cols, row_ends, k, runs, target, seed
                 ),
             )
 
@@ -357,22 +374,21 @@ def trace_checks(variant: str, target: str, seed: int | None) -> Iterator[Check]
     elif isinstance(policy, schedules.SharedHistogramPolicy):
         traced = SHARED_WORKLOADS
     elif isinstance(policy, schedules.DelegateChoice):
-        # Each member is a kernel of its own.
+        # Each member is a kernel of its own, fused or not.
         traced, shapes = DELEGATE_WORKLOADS, _shapes_of(variant)
-    for (name, arguments), (num_cols, lengths, k) in itertools.product(traced, shapes):
+    for (name, arguments), (rows, runs) in itertools.product(traced, shapes):
+        num_cols, lengths, k, _ = rows
         row_ends = np.array(lengths, np.int32)
         yield Check(
             experiment="pass_by_pass",
-            id=_label(name, arguments) + (f"-{num_cols}" if len(shapes) > 1 else ""),
+            id=_label(name, arguments, rows),
             target=target,
-            variant=variant,
+            variant=runs,
             num_rows=len(lengths),
             num_cols=num_cols,
             k=k,
             next_n=0,
             workload=name,
             workload_args=arguments | {"row_ends": list(lengths), "poison": "nan"},
-            body=partial(
-                _trace_body, name, arguments, num_cols, row_ends, k, variant, target, seed
-            ),
+            body=partial(_trace_body, name, arguments, num_cols, row_ends, k, runs, target, seed),
         )

@@ -10,11 +10,19 @@ struct ScanStorage {
 };
 
 __device__ __forceinline__ int32_t wave_inclusive_sum(int32_t value) {
-  const int lane = lane_index();
 #pragma unroll
   for (int distance = 1; distance < wave_size; distance *= 2) {
+#if defined(__CUDACC__)
+    // The shuffle itself tells whether there is such a lane.
+    asm volatile(
+        "{ .reg .s32 below; .reg .pred there; shfl.sync.up.b32 below|there, %0, %1, 0, -1; "
+        "@there add.s32 %0, %0, below; }"
+        : "+r"(value)
+        : "r"(distance));
+#else
     const int32_t below = __shfl_up(value, distance);
-    if (lane >= distance) value += below;
+    if (lane_index() >= distance) value += below;
+#endif
   }
   return value;
 }

@@ -1,9 +1,10 @@
 // The bodies of the kernels of the delegate selection: each row is read once, and k segments of it again.
 //
-//   1. delegate_reduce: blocks of a row share its segments and write the greatest key of each, its
-//      delegate. They do nothing but read: no atomics, so that no logits cost more than others.
-//   2. delegate_select, one block a row: a cut is found that at least k delegates pass, and not many more
-//      (the k-th of the greatest keys of groups of them is one). Their segments are gathered.
+//   1. A row's segments are reduced to their greatest keys, its delegates: in LDS, by the block that selects
+//      from it (fused), or in memory, by a launch whose blocks share the row (reduce). There are no atomics,
+//      so that no logits cost more than others.
+//   2. One block a row (fused, select) finds a cut that at least k delegates pass, and not many more (the k-th
+//      of the greatest keys of groups of them is one). Their segments are gathered.
 //   3. The logits that pass the cut are told apart, and the k best of them written. Where too many pass because
 //      few delegates do, a cut is found among groups of logits as it was among delegates.
 //
@@ -47,27 +48,36 @@ __device__ __forceinline__ void reduce_row(const DelegateParams& params) {
 
 // A key that the k-th is at least: the k-th of the greatest keys of groups, of which any key is in one at most.
 // It is all of the range where many may share it, so that it may well be the k-th itself: it is -inf, where
-// groups of -inf alone are needed to make k, or the least of the groups' keys, or all that passes left.
-// Otherwise `low` is that key. Before: histogram 0 is zero, by the next barrier at the latest. After: `top` is
-// the greatest key.
+// groups of -inf alone are needed to make k, or where the range begins, or all that passes left. Otherwise
+// `low` is that key. The range begins with the least of the groups' keys, those of -inf aside; or with that of
+// fewer, wider groups, of which there are still k. Before: histogram 0 is zero, by the next barrier at the
+// latest. After: `top` is the greatest key.
 template <DelegatePolicy Policy, bool Traced>
 __device__ __forceinline__ KeyRange bound_of_groups(
-    DelegateStorage<Policy>& lds, const uint32_t (&greatest)[num_groups<Policy>], int32_t k,
+    DelegateStorage<Policy>& lds, const uint32_t (&greatest)[Policy.groups], int32_t k,
     uint32_t& top, PassRecords<Traced>& records) {
   KeyRange bound{0xffffffffu, lowest_key, 0, uncounted};
+  uint32_t floor = 0xffffffffu;
 #pragma unroll
-  for (int i = 0; i < num_groups<Policy>; ++i) {
-    bound.low = greatest[i] > lowest_key && greatest[i] < bound.low ? greatest[i] : bound.low;
-    bound.top = greatest[i] > bound.top ? greatest[i] : bound.top;
+  for (int i = 0; i < Policy.groups; i += joined_groups<Policy>) {
+    uint32_t joined = 0;
+#pragma unroll
+    for (int j = i; j < i + joined_groups<Policy>; ++j) {
+      bound.low = greatest[j] > lowest_key && greatest[j] < bound.low ? greatest[j] : bound.low;
+      joined = greatest[j] > joined ? greatest[j] : joined;
+    }
+    bound.top = joined > bound.top ? joined : bound.top;
+    floor = joined < floor ? joined : floor;
   }
-  block_extremes(lds, bound.low, bound.top);
+  block_extremes(lds, bound.low, floor, bound.top);
   top = bound.top;
   const KeyRange lowest{lowest_key, lowest_key, 0, uncounted};
   if (top == lowest_key) return lowest;
-  const uint32_t least = bound.low;
+  bound.low = floor > lowest_key ? floor : bound.low;
+  const uint32_t begin = bound.low;
   const Visited groups{[&](auto visit) {
 #pragma unroll
-    for (int i = 0; i < num_groups<Policy>; ++i) visit(greatest[i]);
+    for (int i = 0; i < Policy.groups; ++i) visit(greatest[i]);
   }};
   // A bin of many leaves the bound far below the k-th of them.
 #pragma unroll 1
@@ -81,7 +91,7 @@ __device__ __forceinline__ KeyRange bound_of_groups(
   }
   if (bound.above + bound.inside < k) return lowest;
   const bool is_shared =
-      bound.low == least || (bound.is_one_key() && bound.inside > loose_groups<Policy>);
+      bound.low == begin || (bound.is_one_key() && bound.inside > loose_groups<Policy>);
   bound.top = is_shared ? bound.low : top;
   return bound;
 }
@@ -115,7 +125,7 @@ __device__ __forceinline__ void choose_positions(DelegateStorage<Policy>& lds,
   RowQuads<Policy> quads{segments, nullptr, (segments.length + segments.misplaced() + 3u) / 4u,
                          RowQuads<Policy>::turn};
   KeptRow<Policy> kept;
-  uint32_t greatest[num_groups<Policy>];
+  uint32_t greatest[Policy.groups];
   if (whole) {
     kept.load(quads);
     kept.greatest(greatest);
@@ -166,8 +176,8 @@ __device__ __forceinline__ void choose_positions(DelegateStorage<Policy>& lds,
   bool in_order = whole;
   if (item_capacity<Policy> > 0 && num_items > item_capacity<Policy> && !whole &&
       bound.is_one_key()) {
-    // The least of the delegates' groups is far below the k-th: groups of what was gathered bound it anew. Their
-    // segments have to rise, for the groups to be a function of the row.
+    // The least of the delegates' groups is far below the k-th: groups of what was gathered bound it anew.
+    // Their segments have to rise, for the groups to be a function of the row.
     list_in_order(lds, delegates, cut.low, at_cut == uncounted ? uncounted : 0, lds.num_segments);
     in_order = true;
     if (thread < range_bins) lds.histograms[0][thread] = 0;
@@ -183,13 +193,7 @@ __device__ __forceinline__ void choose_positions(DelegateStorage<Policy>& lds,
     num_items = lds.num_items;
   }
   if (num_items >= k && num_items <= item_capacity<Policy>) {
-#pragma unroll 1
-    for (int32_t i = static_cast<int32_t>(thread); i < num_items; i += Policy.block_size) {
-      const uint32_t position = kept.number_position(quads, lds.items[i]);
-      lds.items[i] = position;
-      lds.item_keys[i] = delegate_key(slice.logits[position]);
-    }
-    write_best_items(lds, KeyRange{bar + 1u, top, 0, num_items}, k, records);
+    write_best_items(lds, quads, KeyRange{bar + 1u, top, 0, num_items}, k, records);
     record_end();
     return;
   }
@@ -250,8 +254,9 @@ __device__ __forceinline__ void choose_positions(DelegateStorage<Policy>& lds,
 }
 
 // Launch: grid (num_rows), Policy.block_size threads; 1 <= k <= Policy.max_k; whole_columns are the
-// policy's.
-template <DelegatePolicy Policy, bool Traced>
+// policy's. A fused one reduces its row itself, with delegates_stride delegates in dynamic LDS, and has no
+// launch ahead of it.
+template <DelegatePolicy Policy, bool Traced, bool Fused>
 __device__ __forceinline__ void select_by_delegates(const DelegateParams& params) {
   const TopKParams& call = params.paged.call;
   __shared__ DelegateStorage<Policy> storage;
@@ -272,18 +277,31 @@ __device__ __forceinline__ void select_by_delegates(const DelegateParams& params
     lds.num_written = 0;
     lds.num_ties = 0;
   }
-  // The launch that reduces lets this one begin when the lengths are final, but not its delegates. They are
-  // read before the length has come, as far as shapes say that there is room for them.
   const bool reduced = call.num_cols > whole_columns<Policy>;
-  if (!reduced) await_launch_ahead();
+  // The launch that reduces lets this one begin when the lengths are final, but not its delegates.
+  if (Fused || !reduced) await_launch_ahead();
   const RowBounds bounds = row_bounds(call, row);
-  const uint32_t* of_row = params.delegates + static_cast<int64_t>(row) * params.delegates_stride;
+  const RowSlice slice{row_logits(call, row, bounds), bounds.length};
+  const uint32_t* of_row;
+  if constexpr (Fused) {
+    uint32_t* const maxima = reinterpret_cast<uint32_t*>(dynamic_lds);
+    of_row = maxima;
+    if (slice.length > call.k && slice.length > whole_columns<Policy>) {
+      constexpr uint32_t waves = Policy.block_size / wave_size;
+      const int32_t wave = wave_uniform(static_cast<int32_t>(thread) / wave_size);
+      reduce_segments(Segments<Policy.segment>(slice), maxima, static_cast<uint32_t>(wave), waves);
+      __syncthreads();
+    }
+    let_next_launch_begin();
+  } else {
+    of_row = params.delegates + static_cast<int64_t>(row) * params.delegates_stride;
+  }
+  // They are read before it is known how many there are, as far as shapes say that there is room for them.
   KeptDelegates<Policy> kept_delegates;
   if (reduced) {
-    await_launch_ahead();
+    if (!Fused) await_launch_ahead();
     kept_delegates.load(of_row, static_cast<uint32_t>(params.delegates_stride));
   }
-  const RowSlice slice{row_logits(call, row, bounds), bounds.length};
   choose_positions(lds, slice, call.k, of_row, kept_delegates, records);
   __syncthreads();
 #pragma unroll 1

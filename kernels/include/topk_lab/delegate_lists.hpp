@@ -18,27 +18,31 @@ struct Visited {
 template <class Each>
 Visited(Each) -> Visited<Each>;
 
-// Lists the segments whose delegates are above `bar`, in no order. After (barrier included):
-// num_segments counts those that found no place too.
+// Lists the segments whose delegates are above `bar`, in no order. After (barrier included): all of them, if
+// num_segments tells that there is room.
 template <DelegatePolicy Policy>
 __device__ __forceinline__ void list_segments(DelegateStorage<Policy>& lds,
                                               const Delegates<Policy>& all,
                                               const KeptDelegates<Policy>& kept, uint32_t bar) {
   const auto marks = kept.above(bar);
-  int32_t place = reserve(&lds.num_segments, marks.count());
-  if (place < segment_capacity<Policy>) {
-    marks.visit([&](uint32_t i) {
-      if (place < segment_capacity<Policy>) lds.segments[place] = kept.segment(i);
-      ++place;
-    });
+  const int32_t own = marks.count();
+  const int32_t place = reserve(&lds.num_segments, own);
+  if (place + own <= segment_capacity<Policy>) {
+    uint32_t* next = lds.segments + place;
+#pragma unroll
+    for (int i = 0; i < Policy.held; ++i) {
+      if (!marks.has(i)) continue;
+      *next = kept.segment(i);
+      ++next;
+    }
   }
   all.visit_runs(kept.runs * kept.in_run, [&](const uint4& four, uint32_t first) {
     const uint32_t keys[4] = {four.x, four.y, four.z, four.w};
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       if (keys[i] <= bar) continue;
-      const int32_t own = atomicAdd(&lds.num_segments, 1);
-      if (own < segment_capacity<Policy>) lds.segments[own] = first + i;
+      const int32_t next = atomicAdd(&lds.num_segments, 1);
+      if (next < segment_capacity<Policy>) lds.segments[next] = first + i;
     }
   });
   __syncthreads();
@@ -79,22 +83,32 @@ __device__ __forceinline__ void list_in_order(DelegateStorage<Policy>& lds,
   }
 }
 
-// Moves the logits whose keys are above `bar` to the items; none where that is below the keys of all, or above
-// those of all but NaN. After (barrier included): num_items counts those that found no place too.
+// Lists the logits whose keys are above `bar` as items; none where that is below the keys of all, or above
+// those of all but NaN. After (barrier included): all of them, if num_items tells that there is room.
 template <DelegatePolicy Policy>
 __device__ __forceinline__ void list_items(DelegateStorage<Policy>& lds, const KeptRow<Policy>& kept,
                                            uint32_t bar) {
-  Marks<KeptRow<Policy>::count> marks{};
+  using Storage = DelegateStorage<Policy>;
+  static_assert(item_capacity<Policy> == 0 || sizeof(Storage::tie_bits) <= sizeof(Storage::item_logits),
+                "numbers lie right behind the logits");
   if (bar >= lowest_key && bar < inf_key) {
     // A NaN is not less than anything, and passes.
     const float passing = key_logit(bar + 1u);
-    marks = kept.marks([&](int i) { return !(kept.logit(i) < passing); });
+    const auto marks = kept.marks([&](int i) { return !(kept.logit(i) < passing); });
+    const int32_t own = marks.count();
+    const int32_t place = reserve(&lds.num_items, own);
+    if (place + own <= item_capacity<Policy>) {
+      float* next = lds.item_logits + place;
+#pragma unroll
+      for (int i = 0; i < KeptRow<Policy>::count; ++i) {
+        if (!marks.has(i)) continue;
+        *next = kept.logit(i);
+        reinterpret_cast<uint32_t*>(next)[Storage::item_places] =
+            KeptRow<Policy>::number(i);
+        ++next;
+      }
+    }
   }
-  int32_t place = reserve(&lds.num_items, marks.count());
-  marks.visit([&](uint32_t i) {
-    if (place < item_capacity<Policy>) lds.items[place] = KeptRow<Policy>::number(i);
-    ++place;
-  });
   __syncthreads();
 }
 
@@ -107,24 +121,29 @@ __device__ __forceinline__ void add_tie(DelegateStorage<Policy>& lds, uint32_t k
 }
 
 // Writes the best of the ties that were added, which are all of the range, behind what is above it: of
-// equal ones those of the lowest positions.
+// equal ones those of the lowest positions. A wave compares one with all others at a time.
 template <DelegatePolicy Policy>
 __device__ __forceinline__ void write_best_ties(DelegateStorage<Policy>& lds,
                                                 const KeyRange& range, int32_t k) {
   __syncthreads();
-  const int32_t tie = static_cast<int32_t>(threadIdx.x);
-  if (tie >= range.inside) return;
-  const uint32_t key = lds.tie_keys[tie];
-  const uint32_t position = lds.tie_positions[tie];
-  int32_t rank = 0;
+  const int32_t lane = lane_index();
 #pragma unroll 1
-  for (int32_t other = 0; other < range.inside; ++other) {
-    const uint32_t other_key = lds.tie_keys[other];
-    const bool better =
-        other_key > key || (other_key == key && lds.tie_positions[other] < position);
-    rank += better ? 1 : 0;
+  for (int32_t tie = wave_uniform(static_cast<int32_t>(threadIdx.x) / wave_size);
+       tie < range.inside; tie += DelegateStorage<Policy>::num_waves) {
+    const uint32_t key = lds.tie_keys[tie];
+    const uint32_t position = lds.tie_positions[tie];
+    int32_t slot = range.above;
+#pragma unroll
+    for (int32_t first = 0; first < compared_ties; first += wave_size) {
+      const int32_t other = first + lane;
+      const uint32_t other_key = lds.tie_keys[other];
+      const bool is_better =
+          other < range.inside &&
+          (other_key > key || (other_key == key && lds.tie_positions[other] < position));
+      slot += __popcll(__ballot(is_better));
+    }
+    if (lane == 0 && slot < k) lds.answer[slot] = position;
   }
-  if (range.above + rank < k) lds.answer[range.above + rank] = position;
 }
 
 // The k-th key of few enough items lies near their cut: bins are spent on that part of the range.
@@ -134,18 +153,47 @@ __device__ __forceinline__ bool can_be_compared(const KeyRange& range, int32_t k
   return range.above + range.inside == k || range.inside <= compared_ties;
 }
 
+// Writes the k best of the items, which are logits of the quads, by the narrowed range of their ranks.
+template <DelegatePolicy Policy, class Rank, class Position>
+__device__ __forceinline__ void write_ranked_items(DelegateStorage<Policy>& lds, int32_t num_items,
+                                                   const KeyRange& range, int32_t k, Rank rank,
+                                                   Position position) {
+  const bool takes_all = range.above + range.inside == k;
+  const uint32_t below_winners = takes_all ? range.low - 1u : range.top;
+  int32_t own = 0;
+#pragma unroll 1
+  for (int32_t i = static_cast<int32_t>(threadIdx.x); i < num_items; i += Policy.block_size) {
+    const uint32_t of_item = rank(i);
+    own += of_item > below_winners ? 1 : 0;
+    if (of_item >= range.low && of_item <= below_winners) add_tie(lds, of_item, position(i));
+  }
+  int32_t slot = reserve(&lds.num_written, own);
+#pragma unroll 1
+  for (int32_t i = static_cast<int32_t>(threadIdx.x); i < num_items; i += Policy.block_size) {
+    if (rank(i) > below_winners) lds.answer[slot++] = position(i);
+  }
+  if (!takes_all) write_best_ties(lds, range, k);
+}
+
 // Writes the k best of the items. Before: `range` holds all of them, k at least.
 template <DelegatePolicy Policy, bool Traced>
-__device__ __forceinline__ void write_best_items(DelegateStorage<Policy>& lds, KeyRange range,
+__device__ __forceinline__ void write_best_items(DelegateStorage<Policy>& lds,
+                                                 const RowQuads<Policy>& quads, KeyRange range,
                                                  int32_t k, PassRecords<Traced>& records) {
   const int32_t num_items = range.inside;
-  const auto each_item = [&](auto visit) {
-#pragma unroll 1
-    for (int32_t i = static_cast<int32_t>(threadIdx.x); i < num_items; i += Policy.block_size) {
-      visit(lds.item_keys[i], lds.items[i]);
-    }
+  const auto position = [&](int32_t i) {
+    return KeptRow<Policy>::number_position(quads, lds.items[i]);
   };
-  const Visited items{[&](auto visit) { each_item([&](uint32_t key, uint32_t) { visit(key); }); }};
+  const auto key = [&](int32_t i) { return delegate_key(lds.item_logits[i]); };
+  const auto ranked = [&](auto rank) {
+    return Visited{[=](auto visit) {
+#pragma unroll 1
+      for (int32_t i = static_cast<int32_t>(threadIdx.x); i < num_items; i += Policy.block_size) {
+        visit(rank(i));
+      }
+    }};
+  };
+  const auto items = ranked(key);
   const auto enough = [&](const KeyRange& left) { return can_be_compared(left, k); };
   // A floor that is no bound says nothing of where they lie.
   const bool is_bound = range.low > lowest_key + 1u;
@@ -154,41 +202,20 @@ __device__ __forceinline__ void write_best_items(DelegateStorage<Policy>& lds, K
     narrow_once(lds.histograms[1], items, range, k, is_bound ? items_focus : 0, records);
   }
   narrow_range(lds, items, range, k, false, enough, records);
+  if (enough(range)) {
+    write_ranked_items(lds, num_items, range, k, key, position);
+    return;
+  }
   // More equal ones than can be compared are told apart by their positions, the lowest first.
-  const bool are_equal = !enough(range);
   const uint32_t equal = range.low;
-  if (are_equal) {
-    range = {0u, ~0u, range.above, range.inside};
-    const Visited places{[&](auto visit) {
-      each_item([&](uint32_t key, uint32_t position) {
-        if (key == equal) visit(~position);
-      });
-    }};
-    PassRecords<false> none{};
-    narrow_range(lds, places, range, k, false, enough, none);
-  }
-  const bool takes_all = range.above + range.inside == k;
-#pragma unroll 1
-  for (int32_t first = 0; first < num_items; first += Policy.block_size) {
-    const int32_t i = first + static_cast<int32_t>(threadIdx.x);
-    const uint32_t key = i < num_items ? lds.item_keys[i] : 0u;
-    const uint32_t position = i < num_items ? lds.items[i] : 0u;
-    const bool is_equal = are_equal && key == equal;
-    const uint32_t rank = is_equal ? ~position : key;
-    const bool is_better = are_equal ? key > equal || (is_equal && rank > range.top) : rank > range.top;
-    const bool inside = (!are_equal || is_equal) && range.contains(rank);
-    const bool wins = is_better || (takes_all && inside);
-    const unsigned long long lanes = __ballot(wins);
-    int32_t base = 0;
-    if (lane_index() == 0 && lanes != 0) base = atomicAdd(&lds.num_written, __popcll(lanes));
-    base = __shfl(base, 0);
-    if (wins) {
-      lds.answer[base + lanes_below(lanes)] = position;
-    } else if (inside) {
-      add_tie(lds, key, position);
-    }
-  }
-  if (!takes_all) write_best_ties(lds, range, k);
+  const auto place = [&](int32_t i) {
+    const uint32_t of_item = key(i);
+    return of_item > equal ? ~0u : of_item < equal ? 0u : ~0u - 1u - position(i);
+  };
+  range = {1u, ~0u - 1u, range.above, range.inside};
+  PassRecords<false> none{};
+  narrow_range(lds, ranked(place), range, k, false, enough, none);
+  write_ranked_items(lds, num_items, range, k, place, position);
 }
 
 // Writes those of the kept logits that equal `cut`, the lowest positions first, from slot `above` on.

@@ -14,25 +14,61 @@ struct DelegatePolicy {
   int32_t segment;          // columns that one delegate stands for
   int32_t quads;            // 16-byte loads of the row that a thread keeps
   int32_t held;             // delegates that it keeps; what is beyond them is read again
-  int32_t max_k;
+  int32_t groups;           // of a thread's keys, whose greatest ones bound the k-th
+  int32_t max_k;            // no more than the groups of all threads
 };
 
-inline constexpr DelegatePolicy delegate_k512{
-    .block_size = 512, .blocks_per_unit = 1, .segment = 16, .quads = 6, .held = 16, .max_k = 512};
+inline constexpr DelegatePolicy delegate_k512{.block_size = 512,
+                                              .blocks_per_unit = 1,
+                                              .segment = 16,
+                                              .quads = 6,
+                                              .held = 16,
+                                              .groups = 4,
+                                              .max_k = 512};
 // Longer rows: fewer delegates.
-inline constexpr DelegatePolicy delegate_k512_long{
-    .block_size = 512, .blocks_per_unit = 1, .segment = 32, .quads = 12, .held = 32, .max_k = 512};
+inline constexpr DelegatePolicy delegate_k512_long{.block_size = 512,
+                                                   .blocks_per_unit = 1,
+                                                   .segment = 32,
+                                                   .quads = 12,
+                                                   .held = 32,
+                                                   .groups = 4,
+                                                   .max_k = 512};
 // More rows than compute units: blocks that wait for memory by turns.
-inline constexpr DelegatePolicy delegate_k512_pair{
-    .block_size = 512, .blocks_per_unit = 2, .segment = 16, .quads = 6, .held = 16, .max_k = 512};
-inline constexpr DelegatePolicy delegate_k512_crowd{
-    .block_size = 256, .blocks_per_unit = 3, .segment = 16, .quads = 12, .held = 16, .max_k = 512};
-inline constexpr DelegatePolicy delegate_k1024{
-    .block_size = 512, .blocks_per_unit = 1, .segment = 16, .quads = 12, .held = 16, .max_k = 1024};
-inline constexpr DelegatePolicy delegate_k2048{
-    .block_size = 1024, .blocks_per_unit = 1, .segment = 8, .quads = 6, .held = 16, .max_k = 2048};
-inline constexpr DelegatePolicy delegate_k4096{
-    .block_size = 1024, .blocks_per_unit = 1, .segment = 8, .quads = 8, .held = 4, .max_k = 4096};
+inline constexpr DelegatePolicy delegate_k512_pair{.block_size = 256,
+                                                   .blocks_per_unit = 2,
+                                                   .segment = 16,
+                                                   .quads = 12,
+                                                   .held = 16,
+                                                   .groups = 4,
+                                                   .max_k = 512};
+inline constexpr DelegatePolicy delegate_k512_crowd{.block_size = 256,
+                                                    .blocks_per_unit = 3,
+                                                    .segment = 16,
+                                                    .quads = 10,
+                                                    .held = 16,
+                                                    .groups = 8,
+                                                    .max_k = 512};
+inline constexpr DelegatePolicy delegate_k1024{.block_size = 512,
+                                               .blocks_per_unit = 1,
+                                               .segment = 16,
+                                               .quads = 12,
+                                               .held = 16,
+                                               .groups = 4,
+                                               .max_k = 1024};
+inline constexpr DelegatePolicy delegate_k2048{.block_size = 1024,
+                                               .blocks_per_unit = 1,
+                                               .segment = 8,
+                                               .quads = 6,
+                                               .held = 16,
+                                               .groups = 4,
+                                               .max_k = 2048};
+inline constexpr DelegatePolicy delegate_k4096{.block_size = 1024,
+                                               .blocks_per_unit = 1,
+                                               .segment = 8,
+                                               .quads = 8,
+                                               .held = 4,
+                                               .groups = 4,
+                                               .max_k = 4096};
 
 // Segments that are gathered at most: what a block keeps of them. More than k, for a bin of delegates
 // goes with the k-th.
@@ -49,12 +85,11 @@ inline constexpr int item_capacity = Policy.max_k <= 1024   ? 2048
                                      : Policy.max_k <= 2048 ? 3072
                                                             : 0;
 
-// A thread's keys are in so many groups, whose greatest ones bound the k-th key: four times k groups in
-// all, if a thread has no more than four.
+// So many of a thread's groups may be one, and those of all threads are still k at least.
 template <DelegatePolicy Policy>
-inline constexpr int num_groups = 4 * Policy.max_k <= Policy.block_size       ? 1
-                                  : 4 * Policy.max_k <= 2 * Policy.block_size ? 2
-                                                                              : 4;
+inline constexpr int joined_groups = Policy.block_size < Policy.max_k
+                                         ? Policy.groups * Policy.block_size / Policy.max_k
+                                         : Policy.groups;
 
 // So many groups in the bin of the k-th are too many for a bound.
 template <DelegatePolicy Policy>

@@ -8,16 +8,17 @@
 
 namespace topk_lab {
 
-// A bit for each of so many things of a thread, in words of up to 32, the last one's lowest: so each is
-// added in one instruction, by doubling the word and carrying the bit in.
+// A bit for each of so many things of a thread.
 template <int Count>
 struct Marks {
   static constexpr int num_words = (Count + 31) / 32;
   uint32_t words[num_words];
 
-  // Called for each i in turn.
   __device__ __forceinline__ void add(int i, bool marked) {
-    words[i / 32] += words[i / 32] + (marked ? 1u : 0u);
+    if (marked) words[i / 32] |= 1u << (i % 32);
+  }
+  __device__ __forceinline__ bool has(int i) const {
+    return (words[i / 32] & 1u << (i % 32)) != 0;
   }
   __device__ __forceinline__ int32_t count() const {
     int32_t count = 0;
@@ -31,11 +32,10 @@ struct Marks {
   __device__ __forceinline__ void visit(Visit visit) const {
 #pragma unroll
     for (int i = 0; i < num_words; ++i) {
-      const int last = (i + 1) * 32 < Count ? (i + 1) * 32 - 1 : Count - 1;
       uint32_t left = words[i];
 #pragma unroll 1
       while (left != 0) {
-        visit(static_cast<uint32_t>(last - (__ffs(static_cast<int>(left)) - 1)));
+        visit(static_cast<uint32_t>(32 * i + __ffs(static_cast<int>(left)) - 1));
         left &= left - 1;
       }
     }
@@ -100,19 +100,19 @@ struct KeptDelegates {
   // Greatest of each of the caller's groups, kept or not; 0 for none. From run to run the kept ones change
   // groups, so that a pattern of four segments leaves none empty.
   __device__ __forceinline__ void greatest(const Delegates<Policy>& all,
-                                           uint32_t (&of)[num_groups<Policy>]) const {
+                                           uint32_t (&of)[Policy.groups]) const {
 #pragma unroll
-    for (int i = 0; i < num_groups<Policy>; ++i) of[i] = 0;
+    for (int i = 0; i < Policy.groups; ++i) of[i] = 0;
 #pragma unroll
     for (int i = 0; i < Policy.held; ++i) {
-      uint32_t& greatest = of[(i + i / 4) % num_groups<Policy>];
+      uint32_t& greatest = of[(i + i / 4) % Policy.groups];
       greatest = keys[i] > greatest ? keys[i] : greatest;
     }
     all.visit_runs(runs * in_run, [&](const uint4& four, uint32_t) {
       const uint32_t others[4] = {four.x, four.y, four.z, four.w};
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        uint32_t& greatest = of[i % num_groups<Policy>];
+        uint32_t& greatest = of[i % Policy.groups];
         greatest = others[i] > greatest ? others[i] : greatest;
       }
     });
@@ -168,6 +168,14 @@ struct RowQuads {
   __device__ __forceinline__ static uint32_t own_quad(uint32_t i) {
     return i * Policy.block_size + threadIdx.x;
   }
+  // Where the caller's i-th quad begins; the length, or what is behind it, if it has none.
+  __device__ __forceinline__ uint32_t own_position(uint32_t i) const {
+    static_assert(Policy.block_size % 16 == 0);
+    const uint32_t at = i * Policy.block_size + (threadIdx.x & ~15u) + ((threadIdx.x + turned * i) & 15u);
+    if (listed == nullptr) return 4u * at - row.misplaced();
+    if (at >= count) return row.length;
+    return listed[at / in_segment] * Policy.segment + 4u * (at % in_segment) - row.lead;
+  }
 };
 
 // A thread's logits: whole quads, and in some threads one of the row's six at most that lie beside whole
@@ -182,14 +190,15 @@ struct KeptRow {
   __device__ __forceinline__ void load(const RowQuads<Policy>& all) {
     const Segments<Policy.segment>& row = all.row;
     const float absent = __uint_as_float(neg_inf_bits);
+    const float* const logits = formed_once(row.logits);
+    const uint32_t last = row.length > 3u ? row.length - 3u : 0u;  // whole quads begin before it
     there = 0;
 #pragma unroll
     for (int i = 0; i < Policy.quads; ++i) {
-      const uint32_t quad = all.own_quad(i);
-      const uint32_t position = all.place(quad) < all.count ? all.position(quad) : row.length;
+      const uint32_t position = all.own_position(i);
       quads[i] = float4{absent, absent, absent, absent};
-      if (position < row.length && position + 3u < row.length) {
-        quads[i] = *reinterpret_cast<const float4*>(row.logits + position);
+      if (position < last) {
+        quads[i] = *reinterpret_cast<const float4*>(logits + position);
         there |= 1u << i;
       }
     }
@@ -248,16 +257,16 @@ struct KeptRow {
     for (int i = 0; i < count; ++i) visit(key(i));
   }
 
-  __device__ __forceinline__ void greatest(uint32_t (&of)[num_groups<Policy>]) const {
-    float greatest[num_groups<Policy>];
+  __device__ __forceinline__ void greatest(uint32_t (&of)[Policy.groups]) const {
+    float greatest[Policy.groups];
 #pragma unroll
-    for (int i = 0; i < num_groups<Policy>; ++i) greatest[i] = __uint_as_float(neg_inf_bits);
+    for (int i = 0; i < Policy.groups; ++i) greatest[i] = __uint_as_float(neg_inf_bits);
 #pragma unroll
     for (int i = 0; i < count; ++i) {
-      greatest[i % num_groups<Policy>] = max_or_nan(greatest[i % num_groups<Policy>], logit(i));
+      greatest[i % Policy.groups] = max_or_nan(greatest[i % Policy.groups], logit(i));
     }
 #pragma unroll
-    for (int i = 0; i < num_groups<Policy>; ++i) {
+    for (int i = 0; i < Policy.groups; ++i) {
       of[i] = there != 0 ? delegate_key(greatest[i]) : 0u;
     }
   }

@@ -38,23 +38,24 @@ struct PassRecords {
   }
 };
 
-// The lowest and the greatest over the threads of a block. Before (barrier passed): nobody reads the
-// storage. After (barrier included): all threads know them; a barrier is due before it is used again.
+// The lowest of two values each, and the greatest of one, over the threads of a block. Before (barrier passed):
+// nobody reads the storage. After (barrier included): all threads know them; a barrier is due before it is used
+// again.
 template <DelegatePolicy Policy>
 __device__ __forceinline__ void block_extremes(DelegateStorage<Policy>& lds, uint32_t& low,
-                                               uint32_t& top) {
+                                               uint32_t& floor, uint32_t& top) {
   constexpr int num_waves = DelegateStorage<Policy>::num_waves;
   const int lane = lane_index();
   const int wave = static_cast<int>(threadIdx.x) / wave_size;
   low = wave_min(low);
+  floor = wave_min(floor);
   top = wave_max(top);
-  if (lane == 0) {
-    lds.wave_lows[wave] = low;
-    lds.wave_tops[wave] = top;
-  }
+  if (lane == 0) lds.wave_extremes[wave] = {low, floor, top, 0};
   __syncthreads();
-  low = wave_min(lds.wave_lows[lane % num_waves]);
-  top = wave_max(lds.wave_tops[lane % num_waves]);
+  const WaveExtremes of_wave = lds.wave_extremes[lane % num_waves];
+  low = wave_min(of_wave.low);
+  floor = wave_min(of_wave.floor);
+  top = wave_max(of_wave.top);
 }
 
 // Threads for which the predicate holds. Barrier included; another is due before it is called again.
@@ -75,35 +76,32 @@ struct RankedBin {
 };
 
 // The bin that holds the rank-th key. Before (barrier passed): 0 < rank. After: above < rank <= above +
-// population, for exactly one bin; or, if there are fewer keys, the last one. Every wave finds it for itself, so that none
-// waits for another.
+// population, for exactly one bin; or, if there are fewer keys, the last one. Every wave finds it for itself,
+// so that none waits for another.
 __device__ __forceinline__ RankedBin find_ranked_bin(const int32_t* histogram, int32_t rank) {
   constexpr int own = range_bins / wave_size;
   struct alignas(16) Bins {
     int32_t of[own];
   };
-  const Bins bins = reinterpret_cast<const Bins*>(histogram)[lane_index()];
-  int32_t population = 0;
+  Bins sums = reinterpret_cast<const Bins*>(histogram)[lane_index()];
 #pragma unroll
-  for (int i = 0; i < own; ++i) population += bins.of[i];
-  const int32_t inclusive = wave_inclusive_sum(population);
+  for (int i = 1; i < own; ++i) sums.of[i] += sums.of[i - 1];
+  const int32_t inclusive = wave_inclusive_sum(sums.of[own - 1]);
+  const int32_t before = inclusive - sums.of[own - 1];
   // The last one where no bin holds it.
   const int lane =
       (__ffsll(static_cast<long long>(__ballot(inclusive >= rank))) - 1) & (wave_size - 1);
   // Of what follows, that lane's alone is right.
-  int32_t above = inclusive - population;
+  int32_t above = 0;
   int32_t bin = lane_index() * own;
-  int32_t in_bin = bins.of[0];
 #pragma unroll
-  for (int i = 1; i < own; ++i) {
-    if (above + in_bin < rank) {
-      above += in_bin;
-      in_bin = bins.of[i];
-      ++bin;
-    }
+  for (int i = 0; i < own - 1; ++i) {
+    const bool is_above = sums.of[i] < rank - before;
+    above = is_above ? sums.of[i] : above;
+    bin += is_above ? 1 : 0;
   }
-  return {wave_uniform(__shfl(bin, lane)), wave_uniform(__shfl(in_bin, lane)),
-          wave_uniform(__shfl(above, lane))};
+  bin = wave_uniform(__shfl(bin, lane));
+  return {bin, wave_uniform(histogram[bin]), wave_uniform(__shfl(before + above, lane))};
 }
 
 // One pass. Before: the histogram is zero, by this barrier at the latest; the range's invariant holds, and
@@ -143,13 +141,14 @@ template <DelegatePolicy Policy, class Keys>
 __device__ __forceinline__ void tighten(DelegateStorage<Policy>& lds, const Keys& keys,
                                         KeyRange& range) {
   uint32_t low = 0xffffffffu;
+  uint32_t floor = low;
   uint32_t top = 0;
   keys.visit([&](uint32_t key) {
     if (!range.contains(key)) return;
     low = key < low ? key : low;
     top = key > top ? key : top;
   });
-  block_extremes(lds, low, top);
+  block_extremes(lds, low, floor, top);
   range.low = low;
   range.top = top;
 }

@@ -25,8 +25,8 @@ inline constexpr int wave_size = 64;
 #define TOPK_LAB_LAUNCH_BOUNDS(threads) __launch_bounds__(threads, 2 * (threads) / (4 * 64))
 #endif
 
-// The same for kernels of which `blocks` are meant to be on a multiprocessor of CUDA at a time. On AMD devices one
-// on a compute unit has to fit; registers are many there.
+// The same for kernels of which `blocks` are meant to be on a multiprocessor of CUDA at a time. On AMD devices
+// one on a compute unit has to fit; registers are many there.
 #if defined(__CUDACC__)
 #define TOPK_LAB_RESIDENT_BOUNDS(threads, blocks) __launch_bounds__(threads, blocks)
 #else
@@ -49,7 +49,7 @@ __device__ __forceinline__ void let_next_launch_begin() {
 }
 
 // A block's LDS beyond what its kernel declares: as much as the launch asks for.
-extern __shared__ int32_t dynamic_lds[];
+alignas(16) extern __shared__ int32_t dynamic_lds[];
 
 // Tells the compiler that all lanes of a wave hold the same value, so that it may live in a scalar
 // register. Precondition: they do.
@@ -71,6 +71,17 @@ __device__ __forceinline__ T& addressed_once(T& shared) {
   return *static_cast<T*>(__cvta_shared_to_generic(address));
 #else
   return shared;
+#endif
+}
+
+// The same address of global memory, in a register rather than formed anew wherever it is used.
+__device__ __forceinline__ const float* formed_once(const float* global) {
+#if defined(__CUDACC__)
+  size_t address = __cvta_generic_to_global(global);
+  asm volatile("" : "+l"(address));
+  return static_cast<const float*>(__cvta_global_to_generic(address));
+#else
+  return global;
 #endif
 }
 

@@ -98,23 +98,25 @@ __device__ __forceinline__ void probe_shared_histogram_policy(const PolicyProbeP
   fields[3] = Policy.max_k;
 }
 
-static_assert(sizeof(DelegatePolicy) == 6 * 4, "a new field has to be probed too");
+static_assert(sizeof(DelegatePolicy) == 7 * 4, "a new field has to be probed too");
 
 template <DelegatePolicy Policy>
 __device__ __forceinline__ void probe_delegate_policy(const PolicyProbeParams& params,
                                                       int32_t row) {
   if (blockIdx.x != 0 || threadIdx.x != 0 || row >= params.num_policies) return;
-  int32_t* fields = params.fields + 10 * row;
+  int32_t* fields = params.fields + 12 * row;
   fields[0] = Policy.block_size;
   fields[1] = Policy.blocks_per_unit;
   fields[2] = Policy.segment;
   fields[3] = Policy.quads;
   fields[4] = Policy.held;
-  fields[5] = Policy.max_k;
-  fields[6] = segment_capacity<Policy>;
-  fields[7] = whole_columns<Policy>;
-  fields[8] = item_capacity<Policy>;
-  fields[9] = loose_groups<Policy>;
+  fields[5] = Policy.groups;
+  fields[6] = Policy.max_k;
+  fields[7] = segment_capacity<Policy>;
+  fields[8] = whole_columns<Policy>;
+  fields[9] = item_capacity<Policy>;
+  fields[10] = joined_groups<Policy>;
+  fields[11] = loose_groups<Policy>;
 }
 
 }  // namespace topk_lab
