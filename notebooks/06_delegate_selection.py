@@ -53,17 +53,24 @@ pd.set_option("display.width", 160, "display.max_colwidth", None)
 # %% [markdown]
 # ## One read, and what is kept of it
 #
-# All launches of a call, and the memory between them: delegates, one for each segment. Every row
-# of at most `whole_columns` is kept in its block's registers whole, and needs the second launch
-# alone.
+# All launches of a call, and the memory between them: delegates, one for each segment. Few long
+# rows are reduced by many blocks, each of which has a part of one, and a second launch selects.
+# Where rows are many, or short, a block reduces its own row, keeps the delegates in LDS and goes on
+# at once. A row of at most `whole_columns` is kept in its block's registers whole.
 
 # %%
-plan = plans.plan(OURS, plans.Shape(ROWS, COLUMNS, K, COLUMNS, K))
-launches = pd.DataFrame(
-    [(launch.kernel, *launch.grid, launch.block) for launch in plan.launches],
-    columns=["kernel", "rows", "blocks a row", "threads"],
-)
-launches.assign(workspace_bytes=plan.workspace_bytes)
+calls = {
+    (rows, cols): plans.plan(OURS, plans.Shape(rows, cols, K, cols, K))
+    for rows, cols in ((ROWS, COLUMNS), (128, 131_072), (ROWS, 10_240))
+}
+pd.DataFrame(
+    [
+        (*shape, launch.kernel, launch.grid[1], launch.block, launch.dynamic_lds)
+        for shape, plan in calls.items()
+        for launch in plan.launches
+    ],
+    columns=["rows", "columns", "kernel", "blocks a row", "threads", "LDS of delegates"],
+).assign(workspace_bytes=[call.workspace_bytes for call in calls.values() for _ in call.launches])
 
 # %% [markdown]
 # What the members are that a shape chooses among, with what a block can keep of a row:
@@ -145,7 +152,7 @@ pd.DataFrame(
 # Parts of a call: a read at the floor; what the first launch takes beyond that; a second launch,
 # as an empty kernel's was published; the rest chooses segments, gathers and finishes. The second
 # launch overlaps the first where rows are few, so that there is less left of the rest than it
-# takes.
+# takes. Where one launch does all, what its read takes beyond the floor is in the rest.
 
 # %%
 parts = models.time_parts(warm)
@@ -319,13 +326,17 @@ pd.concat(
 # %% [markdown]
 # ## What the alternatives cost
 #
-# A member is chosen by the shape. Each was timed on every shape, and rows launched by eights as
-# well, so that on a device of eight dies the die that reads a row selects from it: time over that
-# of the best.
+# A member is chosen by the shape, and whether one launch does all. Each was timed on every shape,
+# in two launches and fused, as far as LDS holds the delegates, and rows launched by eights as well,
+# so that on a device of eight dies the die that reads a row selects from it: time over that of the
+# best.
 
 # %%
 members = evidence.times("delegate_members", MODE, axes={"num_rows": [1, 24, 128, 384]})
 regret = models.member_regret(members)
+named = r"delegate\[(?:member=)?(.*?)\]"
+regret["policy"] = regret["policy"].str.replace(named, r"\1", regex=True)
+regret["policy"] = regret["policy"].str.replace("launches=", "").str.replace(",", " ")
 figures.with_provenance(figures.regret_heat_map(regret), results.provenance(members))
 
 # %%

@@ -426,7 +426,7 @@ LINEAGES = {
     "sglang": Lineage(sglang_checks),
     "aiter": Lineage(aiter_checks),
     "shared_histogram": Lineage(shared_checks),
-    "delegate": Lineage(delegate_checks, unused=r"TOPK_LAB_DELEGATE_KERNEL\((?!k512\))"),
+    "delegate": Lineage(delegate_checks, unused=r"TOPK_LAB_(FUSED_)?DELEGATE_KERNEL\((?!k512\))"),
     "paging": Lineage(paging_checks, ("vllm",)),
 }
 SEEDS = (None, 3)
@@ -1089,6 +1089,16 @@ DELEGATE_CHANGES = {
         "delegate_kernels",
         "of_row = params.delegates + static_cast<int64_t>(row)",
         "of_row = params.delegates + static_cast<int64_t>(row - row)",
+    ),
+    "fused-waves-reduce-the-same": (
+        "delegate_kernels",
+        "maxima, static_cast<uint32_t>(wave), waves);",
+        "maxima, 0u, waves);",
+    ),
+    "joined-groups-have-the-last-s-key": (
+        "delegate_kernels",
+        "joined = greatest[j] > joined ? greatest[j] : joined;",
+        "joined = greatest[j];",
     ),
     "segments-at-the-cut-lost": (
         "delegate_lists",

@@ -307,7 +307,7 @@ def workspace_bytes(variant: str | Variant, num_rows: int, num_cols: int, k: int
 
     Where splits are merged: two (num_rows, max_splits, k) arrays of 4-byte items, indices, then
     logits. Where blocks share a histogram: histograms, counters and lists, so many for each row.
-    Where rows have delegates: these.
+    Where rows have delegates that leave LDS: these.
 
     Parameters
     ----------

@@ -162,12 +162,8 @@ def member_cells() -> list[Cell]:
 
     def forms(cols: int) -> Iterator[str]:
         for name, policy in MEMBERS.items():
-            stride = policy.delegates_stride(cols)
-            if stride == 0:
-                yield f"{DELEGATE}[member={name}]"
-                continue
             yield f"{DELEGATE}[member={name},launches=two]"
-            if stride <= policy.fused_delegates:
+            if 0 < policy.delegates_stride(cols) <= policy.fused_delegates:
                 yield f"{DELEGATE}[member={name},launches=fused]"
 
     return [

@@ -230,6 +230,7 @@ def against_peers(records: pd.DataFrame, variant: str = "delegate") -> pd.DataFr
         key = (where["device"], *place.values())
         floor = min(filter(is_read, cells), key=lambda name: cells[name]["median_us"])
         torch_us, own = cells[TORCH]["median_us"], cells[variant]
+        two = REDUCE in cells and not (own.get("counters") or {}).get("fused", False)
         relative = peers.get(key, {})
         peer = min(relative, key=lambda name: relative[name][1], default=None)
         peer_kind, share = relative.get(peer, (None, float("nan")))
@@ -240,7 +241,7 @@ def against_peers(records: pd.DataFrame, variant: str = "delegate") -> pd.DataFr
                 "time_us": own["median_us"],
                 "floor": floor,
                 "floor_us": cells[floor]["median_us"],
-                "reduce_us": cells[REDUCE]["median_us"] if REDUCE in cells else float("nan"),
+                "reduce_us": cells[REDUCE]["median_us"] if two else float("nan"),
                 "launch_us": launches.get(key, float("nan")),
                 "torch_us": torch_us,
                 "peer": peer,

@@ -55,8 +55,8 @@ def time_parts(shapes: pd.DataFrame) -> pd.DataFrame:
         Rows of `shapes` with ``part`` and ``part_us``, which add up to ``time_us``: a read at the
         floor; what the first launch takes beyond it; a second launch, as an empty kernel's was
         published; and what is left, to choose segments, gather and finish. Rows that are kept
-        whole have no first launch of their own; where no launch is published, it is in what is
-        left.
+        whole, or reduced by the block that selects from them, have no first launch of their own;
+        where no launch is published, it is in what is left.
     """
     import pandas as pd
 

@@ -203,9 +203,11 @@ __device__ __forceinline__ void choose_positions(DelegateStorage<Policy>& lds,
     // it, so that segments have to rise.
 #pragma unroll 1
     for (int32_t i = static_cast<int32_t>(thread); i < num_items; i += Policy.block_size) {
-      lds.answer[i] = kept.number_position(quads, lds.items[i]);
+      lds.answer[i] = kept.number_position(quads, lds.items[i].number);
     }
-    if (!in_order) {
+    if (in_order) {
+      __syncthreads();  // the items' place is taken next
+    } else {
       list_in_order(lds, delegates, cut.low, at_cut, expected);
       quads.count = quads.in_segment * static_cast<uint32_t>(expected);
     }

@@ -88,9 +88,6 @@ __device__ __forceinline__ void list_in_order(DelegateStorage<Policy>& lds,
 template <DelegatePolicy Policy>
 __device__ __forceinline__ void list_items(DelegateStorage<Policy>& lds, const KeptRow<Policy>& kept,
                                            uint32_t bar) {
-  using Storage = DelegateStorage<Policy>;
-  static_assert(item_capacity<Policy> == 0 || sizeof(Storage::tie_bits) <= sizeof(Storage::item_logits),
-                "numbers lie right behind the logits");
   if (bar >= lowest_key && bar < inf_key) {
     // A NaN is not less than anything, and passes.
     const float passing = key_logit(bar + 1u);
@@ -98,13 +95,11 @@ __device__ __forceinline__ void list_items(DelegateStorage<Policy>& lds, const K
     const int32_t own = marks.count();
     const int32_t place = reserve(&lds.num_items, own);
     if (place + own <= item_capacity<Policy>) {
-      float* next = lds.item_logits + place;
+      Item* next = lds.items + place;
 #pragma unroll
       for (int i = 0; i < KeptRow<Policy>::count; ++i) {
         if (!marks.has(i)) continue;
-        *next = kept.logit(i);
-        reinterpret_cast<uint32_t*>(next)[Storage::item_places] =
-            KeptRow<Policy>::number(i);
+        *next = Item{kept.logit(i), KeptRow<Policy>::number(i)};
         ++next;
       }
     }
@@ -182,9 +177,9 @@ __device__ __forceinline__ void write_best_items(DelegateStorage<Policy>& lds,
                                                  int32_t k, PassRecords<Traced>& records) {
   const int32_t num_items = range.inside;
   const auto position = [&](int32_t i) {
-    return KeptRow<Policy>::number_position(quads, lds.items[i]);
+    return KeptRow<Policy>::number_position(quads, lds.items[i].number);
   };
-  const auto key = [&](int32_t i) { return delegate_key(lds.item_logits[i]); };
+  const auto key = [&](int32_t i) { return delegate_key(lds.items[i].logit); };
   const auto ranked = [&](auto rank) {
     return Visited{[=](auto visit) {
 #pragma unroll 1

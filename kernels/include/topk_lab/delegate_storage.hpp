@@ -17,16 +17,21 @@ struct alignas(16) WaveExtremes {
   uint32_t unused;
 };
 
+// A logit that passes the cut.
+struct alignas(8) Item {
+  float logit;
+  uint32_t number;  // among all that are kept
+};
+
 template <DelegatePolicy Policy>
 struct DelegateStorage {
   static constexpr int num_waves = Policy.block_size / wave_size;
   static constexpr int item_places = item_capacity<Policy> > 0 ? item_capacity<Policy> : 1;
   alignas(16) int32_t histograms[2][range_bins];  // the first pass over each kind of keys finds one zero
   union {
-    float item_logits[item_places];
-    uint8_t tie_bits[Policy.quads * Policy.block_size];  // of each quad, where items have no logits
+    Item items[item_places];
+    uint8_t tie_bits[Policy.quads * Policy.block_size];  // of each quad, once the items are written
   };
-  uint32_t items[item_places];                         // numbers of kept logits
   uint32_t segments[segment_capacity<Policy>];
   uint32_t answer[Policy.max_k];  // positions, before they are written where they are wanted
   uint32_t tie_keys[compared_ties];
