@@ -11,6 +11,7 @@ from topk_lab.models import resident_blocks
 from topk_lab.schedules import (
     ABLATIONS,
     DELEGATE_POLICIES,
+    FUSED_GLOBAL,
     POLICIES,
     DelegateChoice,
     OneBlockPolicy,
@@ -62,6 +63,10 @@ def bounds_of(prefix, policy):
                 f"{prefix}_{name}_fused": (member.block_size, 4 * member.fused_delegates)
                 for name, member in DELEGATE_POLICIES.items()
                 if member.fused_delegates
+            },
+            **{
+                f"{prefix}_{name}_fused_global": (DELEGATE_POLICIES[name].block_size, 0)
+                for name in FUSED_GLOBAL
             },
             f"{prefix}_order": (plans.ORDER_BLOCK_SIZE, 8 * policy.max_k),
         }
@@ -241,9 +246,8 @@ def test_every_planned_kernel_is_in_an_object(name, asked, num_cols):
             merges |= int(variant.ablation == "fixed_splits")
             more = 2 if selection == "shared_histogram" else merges
             if selection == "delegate":
-                _, policy = plans.delegate_policy(variant, 2, num_cols, 512)
-                fused = plans.delegate_is_fused(variant, 2, num_cols, 512)
-                more = int(num_cols > policy.whole_columns and not fused)
+                (part,) = plans.delegate_parts(variant, 2, num_cols, 512)
+                more = int(num_cols > part.policy.whole_columns and part.form == "two")
                 more += int(shape.order != "any")
             assert sources == [selection] * (1 + more) + behind, prefix
             for launch in launches:

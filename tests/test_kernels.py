@@ -426,7 +426,7 @@ LINEAGES = {
     "sglang": Lineage(sglang_checks),
     "aiter": Lineage(aiter_checks),
     "shared_histogram": Lineage(shared_checks),
-    "delegate": Lineage(delegate_checks, unused=r"TOPK_LAB_(FUSED_)?DELEGATE_KERNEL\((?!k512\))"),
+    "delegate": Lineage(delegate_checks, unused=r"TOPK_LAB_DELEGATE_KERNEL\((?!k512,)"),
     "paging": Lineage(paging_checks, ("vllm",)),
 }
 SEEDS = (None, 3)
@@ -1087,13 +1087,13 @@ DELEGATE_CHANGES = {
     ),
     "delegates-of-row-0": (
         "delegate_kernels",
-        "of_row = params.delegates + static_cast<int64_t>(row)",
-        "of_row = params.delegates + static_cast<int64_t>(row - row)",
+        "maxima = params.delegates + static_cast<int64_t>(row)",
+        "maxima = params.delegates + static_cast<int64_t>(row - row)",
     ),
     "fused-waves-reduce-the-same": (
         "delegate_kernels",
         "maxima, static_cast<uint32_t>(wave), waves);",
-        "maxima, 0u, waves);",
+        "maxima, static_cast<uint32_t>(wave / 2), waves);",
     ),
     "joined-groups-have-the-last-s-key": (
         "delegate_kernels",
@@ -1234,5 +1234,7 @@ def test_a_broken_kernel_is_caught(broken):
 
 @pytest.mark.parametrize("broken", list(BARRIER_MUTANTS), indirect=True)
 def test_every_barrier_is_needed(broken):
-    # Races are watched in runs with a seed.
-    assert any("lds data race" in reason for reason in faults(broken, SEEDS[1:]))
+    # Races are watched in runs with a seed. Who comes too early may find nothing written yet.
+    signs = ("lds data race", "read of unwritten lds")
+    found = faults(broken, SEEDS[1:])
+    assert any(sign in reason for reason in found for sign in signs)

@@ -152,8 +152,12 @@ def test_launch_table_lists_what_plans_launch(paged):
     [
         (member, launches)
         for member, policy in schedules.DELEGATE_POLICIES.items()
-        for launches in ("two", "fused")
-        if launches == "two" or policy.fused_delegates
+        for launches, compiled in (
+            ("two", True),
+            ("fused", policy.fused_delegates),
+            ("fused_global", member in schedules.FUSED_GLOBAL),
+        )
+        if compiled
     ],
 )
 def test_delegate_launch_table_lists_what_plans_launch(member, launches, order, paged):
@@ -164,7 +168,9 @@ def test_delegate_launch_table_lists_what_plans_launch(member, launches, order, 
     due = []
     for line in lines:
         (name,) = code(line["delegate kernel"])
-        if ("fused" in name) != (launches == "fused") and "order" not in name:
+        forms = {"reduce_<segment>": "two", "select": "two"}
+        form = name.removeprefix("delegate_").removeprefix("<member>_")
+        if form != "order" and forms.get(form, form) != launches:
             continue
         name = name.replace("<segment>", str(policy.segment)).replace("<member>", member)
         assert line["grid"].startswith("(num_rows, ")

@@ -102,7 +102,7 @@ def test_parts_add_up_to_the_time():
     )
     assert models.time_parts(whole)["part_us"].tolist() == [10, 0, 0, 5]
     # And so is a longer one where its block reduces it, though the first launch alone was timed.
-    cells = at_shape({**FLOORS, "torch.topk": 100, "delegate": 15}, counters={"fused": True})
+    cells = at_shape({**FLOORS, "torch.topk": 100, "delegate": 15}, counters={"launches": "fused"})
     assert models.time_parts(shapes_of(*cells))["part_us"].tolist() == [9, 0, 0, 6]
 
 

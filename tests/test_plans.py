@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from topk_lab import schedules
+from topk_lab import plans, schedules
 from topk_lab.plans import (
     Buffer,
     DelegateParams,
@@ -65,7 +65,8 @@ def test_params_have_the_layout_that_the_kernels_assert():
     for name, _ in TopKParams._fields_:
         assert getattr(PagedParams, name).offset == getattr(TopKParams, name).offset
     assert ctypes.sizeof(SharedHistogramParams) == 192
-    assert ctypes.sizeof(DelegateParams) == 184
+    assert ctypes.sizeof(DelegateParams) == 192
+    assert DelegateParams.least_length.offset == 184
     for struct in (SharedHistogramParams, DelegateParams):
         for name, _ in PagedParams._fields_:
             assert getattr(struct, name).offset == getattr(PagedParams, name).offset
@@ -86,7 +87,10 @@ def test_params_are_the_headers_field_by_field(struct):
         (name, ctypes.c_uint64 if star else types[word]) for word, star, name in declared
     ]
     stated = re.findall(rf"offsetof\({struct.__name__}, (\w+)\) == (\d+)", header)
-    assert len(stated) in (2, 4)
+    assert len(stated) >= 2
+    for name, kind in struct._fields_:
+        if kind is ctypes.c_uint64:
+            assert plans.POINTER_OFFSETS[name] == getattr(struct, name).offset
     for name, offset in stated:
         assert getattr(struct, name).offset == int(offset)
     assert f"sizeof({struct.__name__}) == {ctypes.sizeof(struct)}" in header
@@ -510,8 +514,8 @@ def test_a_promise_that_a_kernel_does_not_keep_is_not_planned():
         pytest.param(132, 12_285, 512, "k512", 0, id="as-many-rows-as-multiprocessors"),
         pytest.param(133, 12_285, 512, "k512_pair", 0, id="small-blocks-from-there-on"),
         pytest.param(265, 10_237, 512, "k512_crowd", 0, id="three-of-them-on-each"),
-        pytest.param(384, 327_650, 512, "k512_long", 1, id="more-delegates-than-lds-holds"),
-        pytest.param(384, 2**31 - 1, 512, "k512_long", 1, id="as-wide-as-can-be"),
+        pytest.param(63, 327_650, 512, "k512_long", 5, id="more-delegates-than-lds-holds"),
+        pytest.param(63, 2**31 - 1, 512, "k512_long", 5, id="as-wide-as-can-be"),
         pytest.param(8, 100_000, 513, "k1024", 13, id="k-above-512"),
         pytest.param(2, 100_000, 1025, "k2048", 13, id="k-above-1024"),
         pytest.param(2, 100_000, 4096, "k4096", 13, id="k-above-2048"),
@@ -549,6 +553,7 @@ def test_segments_are_reduced_then_a_block_selects(num_rows, num_cols, k, member
         pytest.param(64, 327_649, 512, "k512_long", id="as-many-delegates-as-lds-holds"),
         pytest.param(133, 12_286, 512, "k512_pair", id="two-blocks-on-a-multiprocessor"),
         pytest.param(265, 10_238, 512, "k512_crowd", id="three"),
+        pytest.param(132, 327_649, 512, "k512_long", id="as-many-rows-as-multiprocessors"),
         pytest.param(500, 100_000, 513, "k1024", id="k-above-512"),
     ],
 )
@@ -570,6 +575,94 @@ def test_a_block_that_selects_from_its_row_reduces_it_too(num_rows, num_cols, k,
     assert "workspace" not in {place.name for _, place in fused.pointers}
 
 
+@pytest.mark.parametrize(
+    ("num_rows", "num_cols", "k", "member"),
+    [
+        pytest.param(64, 327_650, 512, "k512_long", id="more-delegates-than-lds-holds"),
+        pytest.param(64, 139_300, 1024, "k1024", id="k-above-512"),
+        pytest.param(500, 24_574, 1025, "k2048", id="lds-holds-none"),
+        pytest.param(64, 2**31 - 1, 4096, "k4096", id="as-wide-as-can-be"),
+    ],
+)
+def test_delegates_that_lds_has_no_room_for_are_in_memory(num_rows, num_cols, k, member):
+    assert schedules.delegate_member(num_rows, num_cols, k) == member
+    policy = schedules.DELEGATE_POLICIES[member]
+    wanted = shape(num_rows=num_rows, num_cols=num_cols, k=k)
+    planned = plan("delegate", wanted)
+    (fused,) = planned.launches
+    assert fused.kernel == f"delegate_{member}_fused_global"
+    assert (fused.grid, fused.block, fused.dynamic_lds) == ((num_rows, 1), policy.block_size, 0)
+    assert planned.workspace_bytes == 4 * num_rows * policy.delegates_stride(num_cols)
+    assert "delegates" in {name for name, _ in fused.pointers}
+    fewer = plan("delegate", shape(num_rows=63, num_cols=num_cols, k=k))
+    assert [launch.kernel for launch in fewer.launches] == [
+        f"delegate_reduce_{policy.segment}",
+        f"delegate_{member}_select",
+    ]
+
+
+@pytest.mark.parametrize("order", ["any", "index"])
+@pytest.mark.parametrize(
+    ("num_rows", "num_cols", "short", "form"),
+    [
+        pytest.param(133, 262_145, "k512_pair", "fused", id="two-blocks-on-a-multiprocessor"),
+        pytest.param(264, 327_650, "k512_pair", "fused_global", id="more-than-lds-holds"),
+        pytest.param(265, 2**31 - 1, "k512_crowd", "fused_global", id="three"),
+    ],
+)
+def test_a_wide_buffer_of_many_rows_has_a_kernel_for_short_ones(
+    num_rows, num_cols, short, form, order
+):
+    planned = plan("delegate", shape(num_rows=num_rows, num_cols=num_cols, order=order))
+    first, second, *behind = planned.launches
+    assert first.kernel == f"delegate_{short}_fused"
+    assert second.kernel == f"delegate_k512_long_{form}"
+    assert [launch.kernel for launch in behind] == ["delegate_order"] * (order != "any")
+    names = ("logits", "row_ends", "indices", "workspace")
+    one, other = (bound(launch, *names) for launch in (first, second))
+    # Every length is one's, and LDS holds what the first one's rows have.
+    assert (one.least_length, one.most_length) == (0, 131_072)
+    assert (other.least_length, other.most_length) == (131_073, 2**31 - 1)
+    assert first.dynamic_lds == 4 * one.delegates_stride == 4 * 8196
+    assert one.delegates == 0
+    long = schedules.DELEGATE_POLICIES["k512_long"]
+    assert other.delegates_stride == long.delegates_stride(num_cols)
+    due = 4 * num_rows * other.delegates_stride if form == "fused_global" else 0
+    assert planned.workspace_bytes == due
+    # No more rows than multiprocessors, or no wider a buffer, and one kernel does all.
+    for rows, cols in ((132, num_cols), (num_rows, 262_144)):
+        (alone,) = plan("delegate", shape(num_rows=rows, num_cols=cols)).launches
+        params = bound(alone, *names)
+        assert alone.kernel.startswith("delegate_k512_long_fused")
+        assert (params.least_length, params.most_length) == (0, 2**31 - 1)
+
+
+@pytest.mark.parametrize(
+    ("variant", "k", "message"),
+    [
+        (
+            "delegate[member=k512,launches=fused_global]",
+            512,
+            "member must be one of k512_long, k1024, k2048, k4096 for launches=fused_global, "
+            "got 'k512'",
+        ),
+        (
+            "delegate[member=k512_long,launches=mixed]",
+            512,
+            r"launches=mixed must have members by shape and k up to 512, got delegate.*, k=512",
+        ),
+        (
+            "delegate[launches=mixed]",
+            513,
+            r"launches=mixed must have members by shape and k up to 512, got delegate.*, k=513",
+        ),
+    ],
+)
+def test_launches_that_a_member_does_not_take_are_refused(variant, k, message):
+    with pytest.raises(ValueError, match=message):
+        plan(variant, shape(num_cols=150_000, k=k))
+
+
 def test_launches_may_be_asked_for():
     wide = shape(num_rows=128, num_cols=131_072)
     names = [launch.kernel for launch in plan("delegate[launches=two]", wide).launches]
@@ -578,7 +671,7 @@ def test_launches_may_be_asked_for():
     (fused,) = plan("delegate[launches=fused]", few).launches
     assert fused.kernel == "delegate_k512_fused"
     # A row that is kept whole has no delegates, however it is asked for.
-    for launches in ("two", "fused"):
+    for launches in ("two", "fused", "mixed"):
         (whole,) = plan(f"delegate[launches={launches}]", shape(num_cols=9000)).launches
         assert whole.kernel == "delegate_k512_select"
 

@@ -114,9 +114,12 @@ def test_each_member_is_verified_on_rows_that_take_it():
         for check in planned:
             shape = (check.num_rows, check.num_cols, check.k)
             assert schedules.delegate_policy(check.variant, *shape)[0] == member
-            forms.add(schedules.delegate_is_fused(check.variant, *shape))
-        fits = schedules.DELEGATE_POLICIES[member].fused_delegates > 0
-        assert forms == ({False, True} if fits else {False})
+            (part,) = schedules.delegate_parts(check.variant, *shape)
+            forms.add(part.form)
+        due = {"two"}
+        due |= {"fused"} if schedules.DELEGATE_POLICIES[member].fused_delegates > 0 else set()
+        due |= {"fused_global"} if member in schedules.FUSED_GLOBAL else set()
+        assert forms == due
     (fused,) = {
         check.variant
         for check in verify.checks(

@@ -23,8 +23,7 @@ from topk_lab.schedules import (
     TopKPolicy,
     Variant,
     delegate_blocks,
-    delegate_is_fused,
-    delegate_policy,
+    delegate_parts,
     gate_refusal,
     max_splits,
     parse_variant,
@@ -39,7 +38,7 @@ __all__ = [
     "NUM_PASSES",
     "NUM_SHARED_STEPS",
     "NUM_STEPS",
-    "STRUCTS",
+    "POINTER_OFFSETS",
     "Buffer",
     "DelegateParams",
     "Launch",
@@ -141,13 +140,17 @@ class DelegateParams(ctypes.Structure):
         ("delegates_stride", ctypes.c_int64),
         ("blocks_per_row", ctypes.c_int32),
         ("whole_columns", ctypes.c_int32),
+        ("least_length", ctypes.c_int32),
+        ("most_length", ctypes.c_int32),
     )
 
 
-# Each begins with a smaller one, and no two are of a size.
-STRUCTS = {
-    ctypes.sizeof(struct): struct
+# Where each pointer is: the structs begin alike, and what two of them hold lies in the same place.
+POINTER_OFFSETS = {
+    name: getattr(struct, name).offset
     for struct in (TopKParams, PagedParams, SharedHistogramParams, DelegateParams)
+    for name, kind in struct._fields_
+    if kind is ctypes.c_uint64
 }
 
 
@@ -242,7 +245,7 @@ class Launch:
     dynamic_lds : int
         Bytes beyond the kernel's static LDS.
     scalars : bytes
-        The kernel's struct, one of `STRUCTS`, with null pointers.
+        The struct that the kernel takes, with null pointers.
     pointers : tuple of (str, Buffer)
         Which field points where.
     overlaps : bool
@@ -270,9 +273,10 @@ class Launch:
         bytes
             The struct of `scalars`, as the kernel takes it.
         """
-        params = STRUCTS[len(self.scalars)].from_buffer_copy(self.scalars)
+        params = bytearray(self.scalars)
         for field, place in self.pointers:
-            setattr(params, field, addresses[place.name] + place.offset)
+            address = addresses[place.name] + place.offset
+            ctypes.c_uint64.from_buffer(params, POINTER_OFFSETS[field]).value = address
         return bytes(params)
 
 
@@ -323,10 +327,9 @@ def workspace_bytes(variant: str | Variant, num_rows: int, num_cols: int, k: int
     """
     chosen = variant if isinstance(variant, Variant) else parse_variant(variant)
     if isinstance(chosen.policy, DelegateChoice):
-        if delegate_is_fused(chosen, num_rows, num_cols, k):
-            return 0
-        _, policy = delegate_policy(chosen, num_rows, num_cols, k)
-        return 4 * num_rows * policy.delegates_stride(num_cols)
+        parts = delegate_parts(chosen, num_rows, num_cols, k)
+        strides = [one.policy.delegates_stride(num_cols) for one in parts if one.form != "fused"]
+        return 4 * num_rows * sum(strides)
     if isinstance(chosen.policy, SharedHistogramPolicy):
         return 4 * num_rows * sum(words for _, words in _shared_workspace(chosen.policy))
     splits = max_splits(chosen, num_rows, num_cols)
@@ -590,51 +593,53 @@ def _split_launches(chosen: Variant, shape: Shape, traced: bool) -> tuple[Launch
 
 def _delegate_launches(chosen: Variant, shape: Shape, traced: bool) -> tuple[Launch, ...]:
     """Reduce and select, in one launch or two; and put in order where one is wanted."""
-    call = (chosen, shape.num_rows, shape.num_cols, shape.k)
-    member, policy = delegate_policy(*call)
-    fused = delegate_is_fused(*call)
-    stride = policy.delegates_stride(shape.num_cols)
     ordered = shape.order != "any"
-    params = DelegateParams.from_buffer_copy(
-        _paged_params(shape).ljust(ctypes.sizeof(DelegateParams), b"\0")
-    )
-    params.delegates_stride = stride
-    params.blocks_per_row = 1 if fused else delegate_blocks(shape.num_rows, shape.num_cols)
-    params.whole_columns = policy.whole_columns
     reads = _read_pointers(shape)
-    delegates = [("delegates", Buffer("workspace"))] if stride and not fused else []
     written = _written_pointers(shape)
     # Before they are in order, the indices stand where the answer's will, or its slots.
     unordered = ("indices", Buffer("slots" if shape.indices_stride is None else "indices"))
     trace = [("trace", Buffer("trace"))] if traced else []
     overlaps = shape.num_rows <= DELEGATE_OVERLAP_ROWS
     launches = []
-    if stride and not fused:
-        dies = chosen.policy.dies
-        rows = -(-shape.num_rows // dies) * dies if shape.num_rows >= dies else shape.num_rows
+    for part in delegate_parts(chosen, shape.num_rows, shape.num_cols, shape.k):
+        policy = part.policy
+        widest = min(shape.num_cols, part.most_length)
+        stride = policy.delegates_stride(widest)
+        params = DelegateParams.from_buffer_copy(
+            _paged_params(shape).ljust(ctypes.sizeof(DelegateParams), b"\0")
+        )
+        params.delegates_stride = stride
+        params.blocks_per_row = delegate_blocks(shape.num_rows, widest)
+        params.whole_columns = policy.whole_columns
+        params.least_length, params.most_length = part.least_length, part.most_length
+        in_memory = stride > 0 and part.form != "fused"
+        delegates = [("delegates", Buffer("workspace"))] if in_memory else []
+        if in_memory and part.form == "two":
+            dies = chosen.policy.dies
+            rows = -(-shape.num_rows // dies) * dies if shape.num_rows >= dies else shape.num_rows
+            launches.append(
+                Launch(
+                    f"{chosen.name}_reduce_{policy.segment}",
+                    (rows, params.blocks_per_row),
+                    REDUCE_BLOCK_SIZE,
+                    0,
+                    bytes(params),
+                    (*reads, *delegates),
+                    overlaps,
+                )
+            )
+        form = "select" if part.form == "two" else part.form
         launches.append(
             Launch(
-                f"{chosen.name}_reduce_{policy.segment}",
-                (rows, params.blocks_per_row),
-                REDUCE_BLOCK_SIZE,
-                0,
+                f"{chosen.name}_{part.member}_{form}" + ("_traced" if traced else ""),
+                (shape.num_rows, 1),
+                policy.block_size,
+                4 * stride if part.form == "fused" else 0,
                 bytes(params),
-                (*reads, *delegates),
+                (*reads, *delegates, *([unordered] if ordered else written), *trace),
                 overlaps,
             )
         )
-    form = "fused" if fused else "select"
-    launches.append(
-        Launch(
-            f"{chosen.name}_{member}_{form}" + ("_traced" if traced else ""),
-            (shape.num_rows, 1),
-            policy.block_size,
-            4 * stride if fused else 0,
-            bytes(params),
-            (*reads, *delegates, *([unordered] if ordered else written), *trace),
-            overlaps,
-        )
-    )
     if ordered:
         launches.append(
             Launch(

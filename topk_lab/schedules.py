@@ -15,12 +15,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 __all__ = [
     "ABLATIONS",
     "DELEGATE_POLICIES",
     "POLICIES",
     "DelegateChoice",
+    "DelegatePart",
     "DelegatePolicy",
     "OneBlockPolicy",
     "Policy",
@@ -31,8 +33,8 @@ __all__ = [
     "ablations",
     "active_splits",
     "delegate_blocks",
-    "delegate_is_fused",
     "delegate_member",
+    "delegate_parts",
     "delegate_policy",
     "gate_refusal",
     "max_splits",
@@ -40,6 +42,7 @@ __all__ = [
 ]
 
 KIBI = 1024
+MOST_COLUMNS = 2**31 - 1
 
 FINAL_PADS = ("after_all", "neg_inf", "neg_flt_max")
 FINAL_ORDERS = ("rank_count", "radix_sort", "by_size")
@@ -52,7 +55,7 @@ STASH_KIB = (40, 48, 128)
 BLOCK_SIZES = (256, 512, 768, 1024)  # of a block a row
 DIGIT_BITS = (11, 12)
 DIES = (1, 8)  # 8: MI300 and MI355X
-DELEGATE_LAUNCHES = ("by_shape", "fused", "two")
+DELEGATE_LAUNCHES = ("by_shape", "fused", "fused_global", "two", "mixed")
 
 # With final_order="by_size", up to this many final items are ranked, more are sorted.
 RANK_COUNT_LIMIT = 128
@@ -337,9 +340,10 @@ class DelegateChoice:
     ----------
     member : str
         A name of `DELEGATE_POLICIES`, or ``"by_shape"``: what `delegate_member` says.
-    launches : {"by_shape", "fused", "two"}
-        Whether the block that selects from a row reduces it too, with its delegates in LDS, or
-        blocks of a launch of its own do; or what `delegate_is_fused` says.
+    launches : {"by_shape", "fused", "fused_global", "two", "mixed"}
+        Whether the block that selects from a row reduces it too, with its delegates in LDS or in
+        memory, or blocks of a launch of its own do; or short rows and long ones have kernels of
+        their own; or what `delegate_parts` says.
     dies : int
         Rows are launched in multiples of so many where there are as many, so that blocks that go
         round as many dies reduce a row on the die that selects from it.
@@ -658,6 +662,10 @@ DELEGATE_PAIR_ROWS = 132
 DELEGATE_CROWD_ROWS = 2 * DELEGATE_PAIR_ROWS
 # Launches overlap where there are multiprocessors enough for rows that wait.
 DELEGATE_OVERLAP_ROWS = 128
+# Members whose kernels may keep delegates in memory where LDS has no room for them.
+FUSED_GLOBAL = ("k512_long", "k1024", "k2048", "k4096")
+# Buffers of more rows than multiprocessors and so many columns are for short rows too.
+DELEGATE_MIXED_COLUMNS = 262_144
 # A block reduces its row itself where there are so many rows, or no more columns than these and so
 # many for each row.
 DELEGATE_FUSED_ROWS = 64
@@ -723,11 +731,59 @@ def delegate_policy(
     return member, policy
 
 
-def delegate_is_fused(variant: str | Variant, num_rows: int, num_cols: int, k: int) -> bool:
-    """Whether one launch reduces a row and selects from it.
+class DelegatePart(NamedTuple):
+    """Rows that have kernels of their own among those of a call.
 
-    Fitted to an NVIDIA H200: a block does both where rows are many, or short for their number; else
-    several share the reduction. Rows that are kept whole, whatever their length, need neither.
+    Attributes
+    ----------
+    member : str
+    policy : DelegatePolicy
+    form : {"two", "fused", "fused_global"}
+        Blocks of a launch ahead reduce a row, or the block that selects from it does; then its
+        delegates are in LDS or in memory.
+    least_length, most_length : int
+        Of the rows.
+    """
+
+    member: str
+    policy: DelegatePolicy
+    form: str
+    least_length: int = 0
+    most_length: int = MOST_COLUMNS
+
+
+def _delegate_form(member: str, launches: str, num_rows: int, num_cols: int) -> str:
+    policy = DELEGATE_POLICIES[member]
+    stride = policy.delegates_stride(num_cols)
+    if launches == "two" or num_cols <= policy.whole_columns:
+        return "two"
+    if launches == "fused" and stride > policy.fused_delegates:
+        raise ValueError(
+            f"num_cols must leave no more than {policy.fused_delegates} delegates a row for "
+            f"launches=fused, got {num_cols}: {stride} of them"
+        )
+    if launches == "fused_global" and member not in FUSED_GLOBAL:
+        raise ValueError(
+            f"member must be one of {', '.join(FUSED_GLOBAL)} for launches=fused_global, "
+            f"got {member!r}"
+        )
+    if launches != "by_shape":
+        return launches
+    if stride <= policy.fused_delegates:
+        few = DELEGATE_FUSED_COLUMNS + DELEGATE_FUSED_COLUMNS_A_ROW * num_rows
+        return "fused" if num_rows >= DELEGATE_FUSED_ROWS or num_cols <= few else "two"
+    return "fused_global" if num_rows >= DELEGATE_FUSED_ROWS and member in FUSED_GLOBAL else "two"
+
+
+def delegate_parts(
+    variant: str | Variant, num_rows: int, num_cols: int, k: int
+) -> tuple[DelegatePart, ...]:
+    """The members that a call takes, each for rows of some lengths, and how they are launched.
+
+    Fitted to an NVIDIA H200: a block reduces its row itself where rows are many, or short for their
+    number; else several share the reduction. Rows that are kept whole, whatever their length, need
+    neither. A wide buffer of many rows has a second kernel for those that are short: which they
+    are, the device knows alone.
 
     Parameters
     ----------
@@ -738,27 +794,32 @@ def delegate_is_fused(variant: str | Variant, num_rows: int, num_cols: int, k: i
 
     Returns
     -------
-    bool
+    tuple of DelegatePart
+        Every length is one's.
 
     Raises
     ------
     ValueError
-        It was asked for where LDS has no room for a row's delegates.
+        Launches were asked for that the shape or the member doesn't take.
     """
-    _, policy = delegate_policy(variant, num_rows, num_cols, k)
-    launches = _policy_of(variant).launches
-    stride = policy.delegates_stride(num_cols)
-    if launches == "two" or num_cols <= policy.whole_columns:
-        return False
-    if launches == "fused" and stride > policy.fused_delegates:
+    member, policy = delegate_policy(variant, num_rows, num_cols, k)
+    chosen = _policy_of(variant)
+    mixed = chosen.launches == "mixed"
+    if mixed and (chosen.member != "by_shape" or k > DELEGATE_POLICIES["k512_long"].max_k):
         raise ValueError(
-            f"num_cols must leave no more than {policy.fused_delegates} delegates a row for "
-            f"launches=fused, got {num_cols}: {stride} of them"
+            f"launches=mixed must have members by shape and k up to 512, got {variant}, k={k}"
         )
-    if launches == "fused":
-        return True
-    few = DELEGATE_FUSED_COLUMNS + DELEGATE_FUSED_COLUMNS_A_ROW * num_rows
-    return stride <= policy.fused_delegates and (num_rows >= DELEGATE_FUSED_ROWS or num_cols <= few)
+    if chosen.launches == chosen.member == "by_shape" and member == "k512_long":
+        mixed = num_rows > DELEGATE_PAIR_ROWS and num_cols > DELEGATE_MIXED_COLUMNS
+    if mixed and num_cols > DELEGATE_LONG_COLUMNS:
+        short = delegate_member(num_rows, DELEGATE_LONG_COLUMNS, k)
+        form = _delegate_form(member, "by_shape", DELEGATE_FUSED_ROWS, num_cols)
+        return (
+            DelegatePart(short, DELEGATE_POLICIES[short], "fused", 0, DELEGATE_LONG_COLUMNS),
+            DelegatePart(member, policy, form, DELEGATE_LONG_COLUMNS + 1),
+        )
+    launches = "by_shape" if mixed else chosen.launches
+    return (DelegatePart(member, policy, _delegate_form(member, launches, num_rows, num_cols)),)
 
 
 def delegate_blocks(num_rows: int, num_cols: int) -> int:

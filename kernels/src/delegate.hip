@@ -11,40 +11,38 @@
     topk_lab::reduce_row<segment>(params);                                             \
   }
 
-#define TOPK_LAB_DELEGATE_KERNEL_OF(name, policy, traced, fused)                             \
+#define TOPK_LAB_DELEGATE_KERNEL_OF(name, policy, traced, form)                              \
   extern "C" __global__ void TOPK_LAB_RESIDENT_BOUNDS((policy).block_size,                   \
                                                       (policy).blocks_per_unit)              \
       name(topk_lab::DelegateParams params) {                                                \
-    topk_lab::select_by_delegates<policy, traced, fused>(params);                            \
+    topk_lab::select_by_delegates<policy, traced, topk_lab::DelegateForm::form>(params);     \
   }
 
-#define TOPK_LAB_DELEGATE_KERNEL(member)                                                       \
-  TOPK_LAB_DELEGATE_KERNEL_OF(delegate_##member##_select, topk_lab::delegate_##member, false,  \
-                              false)                                                           \
-  TOPK_LAB_DELEGATE_KERNEL_OF(delegate_##member##_select_traced, topk_lab::delegate_##member,  \
-                              true, false)
-
-#define TOPK_LAB_FUSED_DELEGATE_KERNEL(member)                                                 \
-  TOPK_LAB_DELEGATE_KERNEL_OF(delegate_##member##_fused, topk_lab::delegate_##member, false,   \
-                              true)                                                            \
-  TOPK_LAB_DELEGATE_KERNEL_OF(delegate_##member##_fused_traced, topk_lab::delegate_##member,   \
-                              true, true)
+#define TOPK_LAB_DELEGATE_KERNEL(member, suffix, form)                                          \
+  TOPK_LAB_DELEGATE_KERNEL_OF(delegate_##member##_##suffix, topk_lab::delegate_##member, false, \
+                              form)                                                             \
+  TOPK_LAB_DELEGATE_KERNEL_OF(delegate_##member##_##suffix##_traced, topk_lab::delegate_##member, \
+                              true, form)
 
 TOPK_LAB_REDUCE_KERNEL(8)
 TOPK_LAB_REDUCE_KERNEL(16)
 TOPK_LAB_REDUCE_KERNEL(32)
-TOPK_LAB_DELEGATE_KERNEL(k512)
-TOPK_LAB_DELEGATE_KERNEL(k512_long)
-TOPK_LAB_DELEGATE_KERNEL(k512_pair)
-TOPK_LAB_DELEGATE_KERNEL(k512_crowd)
-TOPK_LAB_DELEGATE_KERNEL(k1024)
-TOPK_LAB_DELEGATE_KERNEL(k2048)
-TOPK_LAB_DELEGATE_KERNEL(k4096)
-TOPK_LAB_FUSED_DELEGATE_KERNEL(k512)
-TOPK_LAB_FUSED_DELEGATE_KERNEL(k512_long)
-TOPK_LAB_FUSED_DELEGATE_KERNEL(k512_pair)
-TOPK_LAB_FUSED_DELEGATE_KERNEL(k512_crowd)
-TOPK_LAB_FUSED_DELEGATE_KERNEL(k1024)
+TOPK_LAB_DELEGATE_KERNEL(k512, select, two)
+TOPK_LAB_DELEGATE_KERNEL(k512_long, select, two)
+TOPK_LAB_DELEGATE_KERNEL(k512_pair, select, two)
+TOPK_LAB_DELEGATE_KERNEL(k512_crowd, select, two)
+TOPK_LAB_DELEGATE_KERNEL(k1024, select, two)
+TOPK_LAB_DELEGATE_KERNEL(k2048, select, two)
+TOPK_LAB_DELEGATE_KERNEL(k4096, select, two)
+TOPK_LAB_DELEGATE_KERNEL(k512, fused, fused)
+TOPK_LAB_DELEGATE_KERNEL(k512_long, fused, fused)
+TOPK_LAB_DELEGATE_KERNEL(k512_pair, fused, fused)
+TOPK_LAB_DELEGATE_KERNEL(k512_crowd, fused, fused)
+TOPK_LAB_DELEGATE_KERNEL(k1024, fused, fused)
+TOPK_LAB_DELEGATE_KERNEL(k512_long, fused_global, fused_global)
+TOPK_LAB_DELEGATE_KERNEL(k1024, fused_global, fused_global)
+TOPK_LAB_DELEGATE_KERNEL(k2048, fused_global, fused_global)
+TOPK_LAB_DELEGATE_KERNEL(k4096, fused_global, fused_global)
 
 extern "C" __global__ void __launch_bounds__(topk_lab::order_block_size)
     delegate_order(topk_lab::PagedParams params) {

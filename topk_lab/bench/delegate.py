@@ -35,7 +35,13 @@ from topk_lab.bench.ratios import TORCH, published_shapes
 from topk_lab.bench.timing import Candidate, Effort
 from topk_lab.models import REDUCE
 from topk_lab.results import CACHES
-from topk_lab.schedules import DELEGATE_POLICIES, POLICIES, delegate_is_fused, delegate_policy
+from topk_lab.schedules import (
+    DELEGATE_POLICIES,
+    FUSED_GLOBAL,
+    POLICIES,
+    delegate_parts,
+    delegate_policy,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -163,8 +169,11 @@ def member_cells() -> list[Cell]:
     def forms(cols: int) -> Iterator[str]:
         for name, policy in MEMBERS.items():
             yield f"{DELEGATE}[member={name},launches=two]"
-            if 0 < policy.delegates_stride(cols) <= policy.fused_delegates:
+            stride = policy.delegates_stride(cols)
+            if 0 < stride <= policy.fused_delegates:
                 yield f"{DELEGATE}[member={name},launches=fused]"
+            elif stride > 0 and name in FUSED_GLOBAL:
+                yield f"{DELEGATE}[member={name},launches=fused_global]"
 
     return [
         _warm_cell(rows, cols, K, (DELEGATE, *forms(cols), f"{DELEGATE}[launches=two,dies=8]"))
@@ -224,12 +233,15 @@ def host_candidates(cell: Cell, device: Device) -> dict[str, Candidate]:
 
 
 def member(cell: Cell, variant: str, device: Device) -> dict[str, Any]:
-    """Which member a plan of the selection takes, or `REDUCE` is of, and whether it is fused."""
+    """Which members a plan of the selection takes, or `REDUCE` is of, and how they are launched."""
     name = TWO if variant == REDUCE else variant
     if name.partition("[")[0] != DELEGATE:
         return {}
-    call = (name, cell.num_rows, cell.num_cols, cell.k)
-    return {"member": delegate_policy(*call)[0], "fused": delegate_is_fused(*call)}
+    parts = delegate_parts(name, cell.num_rows, cell.num_cols, cell.k)
+    return {
+        "member": "+".join(part.member for part in parts),
+        "launches": "+".join(part.form for part in parts),
+    }
 
 
 def matrix_counters(cell: Cell, variant: str, device: Device) -> dict[str, Any]:

@@ -230,7 +230,8 @@ def against_peers(records: pd.DataFrame, variant: str = "delegate") -> pd.DataFr
         key = (where["device"], *place.values())
         floor = min(filter(is_read, cells), key=lambda name: cells[name]["median_us"])
         torch_us, own = cells[TORCH]["median_us"], cells[variant]
-        two = REDUCE in cells and not (own.get("counters") or {}).get("fused", False)
+        form = (own.get("counters") or {}).get("launches", "two")
+        two = REDUCE in cells and form == "two"
         relative = peers.get(key, {})
         peer = min(relative, key=lambda name: relative[name][1], default=None)
         peer_kind, share = relative.get(peer, (None, float("nan")))

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from topk_lab import code_objects, support
 from topk_lab.driver.runtime import DriverError, OverlappedLaunch, open_runtime
-from topk_lab.plans import STRUCTS, Launch, Plan
+from topk_lab.plans import POINTER_OFFSETS, Launch, Plan
 
 __all__ = ["Device", "Prepared", "code_target", "launch", "open_device", "prepare"]
 
@@ -218,7 +218,7 @@ class _Block:
             table = (c_void_p * 1)(ctypes.addressof(params))
             pointers = [
                 (
-                    getattr(STRUCTS[len(launch.scalars)], field).offset // 8,
+                    POINTER_OFFSETS[field] // 8,
                     position[place.name],
                     place.offset,
                 )

@@ -808,26 +808,31 @@ def select(
     refusal = schedules.gate_refusal(variant.name, num_rows, num_cols, k)
     if refusal:
         raise ValueError(refusal)
-    _, policy = schedules.delegate_policy(variant, num_rows, num_cols, k)
     row_stride, column_stride = live.strides
     begins = live.ctypes.data + np.arange(num_rows) * row_stride + starts * column_stride
+    lengths = np.maximum(ends - starts, 0)
     indices = np.empty((num_rows, k), np.int32)
     bits = np.empty((num_rows, k), np.uint32)
     records = empty_trace(num_rows, 1, NUM_DELEGATE_PASSES) if trace else None
     words = trace_words(records, num_rows, 1, NUM_DELEGATE_PASSES)
-    select_by_delegates(
-        num_rows,
-        int(np.maximum(ends - starts, 0).sum()),
-        live,
-        starts,
-        ends,
-        begins // live.itemsize % policy.segment,
-        Member(*(getattr(policy, field) for field in Member._fields)),
-        ORDERS.index(order),
-        indices,
-        bits,
-        words,
-    )
+    for part in schedules.delegate_parts(variant, num_rows, num_cols, k):
+        mine = (part.least_length <= lengths) & (lengths <= part.most_length)
+        whole = mine.all()
+        rows = (live, starts, ends, begins, indices, bits, words)
+        if not whole:
+            rows = tuple(one[mine] for one in rows)
+        select_by_delegates(
+            len(rows[0]),
+            int(lengths[mine].sum()),
+            *rows[:3],
+            rows[3] // live.itemsize % part.policy.segment,
+            Member(*(getattr(part.policy, field) for field in Member._fields)),
+            ORDERS.index(order),
+            *rows[4:],
+        )
+        if not whole:
+            for all_of, some in zip((indices, bits, words), rows[4:], strict=True):
+                all_of[mine] = some
     no_splits = (num_rows, 0, k)
     return Selection(
         indices,

@@ -82,10 +82,11 @@ def _of_member(
     lengths: tuple[int, ...],
     k: int = 512,
     *,
-    launches: tuple[str, ...] = ("fused", "two"),
+    launches: tuple[str, ...] = (),
 ) -> Iterator[Rows]:
     """Rows of the longest one's width, for a member of the delegate selection, launched so."""
-    for form in launches:
+    fits = schedules.DELEGATE_POLICIES[member].fused_delegates > 0
+    for form in launches or ("fused" if fits else "fused_global", "two"):
         yield Rows(max(lengths), lengths, k, (f"member={member}", f"launches={form}"))
 
 
@@ -121,14 +122,19 @@ WORKLOAD_SHAPES = {
         Rows(3001, (2, 1, 0, 3000, 3001), 1),
         *_of_member("k512", (131_071, 131_071, 12_286, 12_285, 2049, 513, 512, 100)),
         *_of_member("k512_long", (262_200, 262_200, 24_574, 24_573, 513, 512)),
-        *_of_member("k512_long", (524_400, 24_574), launches=("two",)),
+        *_of_member("k512_long", (524_400, 24_574), launches=("fused_global", "two")),
         *_of_member("k512_pair", (65_535, 65_535, 12_286, 12_285, 513, 512, 9)),
         *_of_member("k512_crowd", (65_535, 65_535, 10_238, 10_237, 513, 512, 9)),
-        *_of_member("k1024", (131_201, 24_574, 24_573, 2048, 1025, 1024), 1024),
+        # Two kernels, each of which leaves to the other what is not its own.
+        Rows(131_300, (131_300, 131_073, 131_072, 9000, 512), fields=("launches=mixed",)),
         *_of_member(
-            "k2048", (131_202, 24_574, 24_573, 3073, 3072, 2049, 2048), 2048, launches=("two",)
+            "k1024",
+            (131_201, 24_574, 24_573, 2048, 1025, 1024),
+            1024,
+            launches=("fused", "fused_global", "two"),
         ),
-        *_of_member("k4096", (45_001, 32_766, 32_765, 4097, 4096), 4096, launches=("two",)),
+        *_of_member("k2048", (131_202, 24_574, 24_573, 3073, 3072, 2049, 2048), 2048),
+        *_of_member("k4096", (45_001, 32_766, 32_765, 4097, 4096), 4096),
     ),
 }
 

@@ -256,9 +256,8 @@ __device__ __forceinline__ void choose_positions(DelegateStorage<Policy>& lds,
 }
 
 // Launch: grid (num_rows), Policy.block_size threads; 1 <= k <= Policy.max_k; whole_columns are the
-// policy's. A fused one reduces its row itself, with delegates_stride delegates in dynamic LDS, and has no
-// launch ahead of it.
-template <DelegatePolicy Policy, bool Traced, bool Fused>
+// policy's. There is room for delegates_stride delegates a row: in dynamic LDS, or in memory.
+template <DelegatePolicy Policy, bool Traced, DelegateForm Form>
 __device__ __forceinline__ void select_by_delegates(const DelegateParams& params) {
   const TopKParams& call = params.paged.call;
   __shared__ DelegateStorage<Policy> storage;
@@ -279,15 +278,20 @@ __device__ __forceinline__ void select_by_delegates(const DelegateParams& params
     lds.num_written = 0;
     lds.num_ties = 0;
   }
+  constexpr bool fused = Form != DelegateForm::two;
   const bool reduced = call.num_cols > whole_columns<Policy>;
   // The launch that reduces lets this one begin when the lengths are final, but not its delegates.
-  if (Fused || !reduced) await_launch_ahead();
+  if (fused || !reduced) await_launch_ahead();
   const RowBounds bounds = row_bounds(call, row);
+  if (bounds.length < params.least_length || bounds.length > params.most_length) return;
   const RowSlice slice{row_logits(call, row, bounds), bounds.length};
-  const uint32_t* of_row;
-  if constexpr (Fused) {
-    uint32_t* const maxima = reinterpret_cast<uint32_t*>(dynamic_lds);
-    of_row = maxima;
+  uint32_t* maxima = nullptr;
+  if constexpr (Form == DelegateForm::fused) {
+    maxima = reinterpret_cast<uint32_t*>(dynamic_lds);
+  } else {
+    maxima = params.delegates + static_cast<int64_t>(row) * params.delegates_stride;
+  }
+  if constexpr (fused) {
     if (slice.length > call.k && slice.length > whole_columns<Policy>) {
       constexpr uint32_t waves = Policy.block_size / wave_size;
       const int32_t wave = wave_uniform(static_cast<int32_t>(thread) / wave_size);
@@ -295,13 +299,12 @@ __device__ __forceinline__ void select_by_delegates(const DelegateParams& params
       __syncthreads();
     }
     let_next_launch_begin();
-  } else {
-    of_row = params.delegates + static_cast<int64_t>(row) * params.delegates_stride;
   }
+  const uint32_t* of_row = maxima;
   // They are read before it is known how many there are, as far as shapes say that there is room for them.
   KeptDelegates<Policy> kept_delegates;
   if (reduced) {
-    if (!Fused) await_launch_ahead();
+    if (!fused) await_launch_ahead();
     kept_delegates.load(of_row, static_cast<uint32_t>(params.delegates_stride));
   }
   choose_positions(lds, slice, call.k, of_row, kept_delegates, records);

@@ -8,6 +8,13 @@ namespace topk_lab {
 
 inline constexpr int reduce_block_size = 256;  // threads of a block that reduces segments
 
+// Who reduces a row, and where its delegates are.
+enum class DelegateForm {
+  two,           // blocks of a launch ahead, in memory
+  fused,         // the block that selects from it, in LDS
+  fused_global,  // the same block, in memory: there are more than LDS holds
+};
+
 struct DelegatePolicy {
   int32_t block_size;       // threads of the block that selects a row
   int32_t blocks_per_unit;  // of which so many are meant to be on a compute unit

@@ -73,8 +73,11 @@ struct DelegateParams {
   int64_t delegates_stride;  // elements, a multiple of 4
   int32_t blocks_per_row;    // of the launch that reduces
   int32_t whole_columns;     // rows of up to so many are not reduced
+  int32_t least_length;      // shorter rows are another launch's
+  int32_t most_length;       // and so are longer ones
 };
 static_assert(offsetof(DelegateParams, delegates) == 160 &&
-              offsetof(DelegateParams, blocks_per_row) == 176 && sizeof(DelegateParams) == 184);
+              offsetof(DelegateParams, blocks_per_row) == 176 &&
+              offsetof(DelegateParams, least_length) == 184 && sizeof(DelegateParams) == 192);
 
 }  // namespace topk_lab
