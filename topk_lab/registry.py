@@ -140,10 +140,6 @@ def gated(num_rows: int, num_cols: int, k: int) -> str:
     return "vllm_generic" if refused else "vllm_k512"
 
 
-# Where vllm_k512 was faster than delegate on an NVIDIA H200: rows from, to; columns above, to.
-K512_FASTER = ((129, 256, 0, 7_500), (81, 128, 12_285, 28_672))
-
-
 @dataclass(frozen=True)
 class Choice:
     """What ``variant="auto"`` stands for in a call, and why.
@@ -193,14 +189,8 @@ def auto(
         return Choice("aiter_one_block", f"it takes a k above {most}")
     plain = tie_break == order == "any"
     if platform == "cuda":
-        inside = plain and not schedules.gate_refusal("vllm_k512", num_rows, num_cols, k)
-        if inside and any(
-            fewest <= num_rows <= most_rows and narrower < num_cols <= widest
-            for fewest, most_rows, narrower, widest in K512_FASTER
-        ):
-            return Choice("vllm_k512", "one block a row was faster on an NVIDIA H200")
         if plain:
-            return Choice("delegate", "it was the fastest on an NVIDIA H200, at such shapes")
+            return Choice("delegate", "it was the fastest on an NVIDIA H200, at every shape")
         return Choice("delegate", "it keeps the lowest of equal logits, and takes every order")
     variant = gated(num_rows, num_cols, k)
     if plain and not schedules.gate_refusal(variant, num_rows, num_cols, k):
