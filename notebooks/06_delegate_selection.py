@@ -16,16 +16,18 @@
 # of the k greatest only, could come near to the time of the read itself. Does it, on which shapes
 # not, and does it on rows that are made to hurt?
 #
-# **Answer.** The read is at the floor: the first launch is itself the fastest read kernel on most
-# shapes and nowhere a fifth slower, for it has no atomics and treats all rows alike. What is left
-# is a finish by one block a row, a chain of short steps that takes longer than the read on all but
-# the longest calls; where rows are few, its launch hides behind the read. So it beats the
-# selections that read twice in most cases, and with warm caches the best peer on most of the
-# published shapes, by most where rows are longest. A peer that spreads a row over a cluster of
-# blocks is still ahead on some, and on most once caches are cold. Bytes and storage are bounded
-# whatever a row holds, as counts of the compiled AMD code show, and the time is nearly even: rows
-# whose best logits are alike take half as long again at the most, or little more. Most of the bars
-# that were set before anything was measured are missed; the last table says by how much.
+# **Answer.** The read is at the floor: the launch that reduces is itself the fastest read kernel on
+# most shapes and nowhere a fifth slower, for it has no atomics and treats all rows alike. What is
+# left is a finish by one block a row, a chain of short steps that takes longer than the read on all
+# but the longest calls. Where rows are many, or short, the block that selects reads its row itself
+# and keeps the delegates on chip, so that it waits for nobody; where they are few and long, the
+# second launch hides behind the read. So with warm caches it beats the selections that read twice
+# at every shape, and the best peer on most of the published ones, by most where rows are many or
+# longest. A peer that spreads a row over a cluster of blocks is still ahead on some, and the best
+# peer on about half of them once caches are cold. Bytes and storage are bounded whatever a row
+# holds, as counts of the compiled AMD code show, and the time is nearly even: rows that are made to
+# hurt take less than half as long again. Most of the bars that were set before anything was
+# measured are missed, some by little; the last table says by how much.
 #
 # Times are measured on the device that a figure names; peers' times are published, for the same
 # kind of device, and scaled by what `torch.topk` took on both sides. Bytes and lanes are emulated
@@ -45,6 +47,7 @@ from topk_lab import evidence, figures, models, plans, results, schedules, targe
 from topk_lab.bench import against_peers, geomeans
 
 OURS, MIRROR, GENERIC, RIVAL = "delegate", "vllm_k512", "vllm_generic", "shared_histogram"
+FUSED = f"{OURS}[launches=fused]"  # as where rows are many
 K = 512
 ROWS, COLUMNS = 24, 262_144
 COUNTED_COLUMNS = (131_072, 1_048_576)
@@ -193,14 +196,15 @@ figures.with_provenance(figures.row_ratios(by_rows, bar=row_bar), results.proven
 # those at the cutoff the lowest are enough. Nothing is counted by atomics while the row is read. As
 # compiled for AMD devices: bytes that all launches move, as multiples of the live ones, beside the
 # present answer there for long rows, which shares a histogram in memory. The dashed line is one
-# read, delegates written and read once, and the segments that fit.
+# read, delegates written and read once, and the segments that fit. Where one launch does all, as it
+# does if rows are many, the delegates move no bytes.
 
 # %%
 counted = pd.concat(
     [
         evidence.profiles(
             MODE,
-            variants=[OURS, RIVAL],
+            variants=[OURS, RIVAL, *([FUSED] if num_cols == COUNTED_COLUMNS[0] else [])],
             target=target,
             num_rows=1,
             num_cols=num_cols,
@@ -398,6 +402,8 @@ assert len(both) == 2 * len(COUNTED_COLUMNS) * len(workloads.names())
 assert (both["reads"] < both["reads_rival"]).all(), "fewer bytes on every workload"
 assert (of_ours["reads"] < 2).all(), "never as many as two reads"
 assert set(of_ours["global_atomic_lanes"]) == {0}, "no atomics in memory"
+of_fused = moved[moved["variant"] == FUSED]
+assert of_fused["within"].astype(bool).all(), "the bound holds on every row of a fused launch"
 
 if set(timed["device"]) == {models.DEVICES["sm_90"].name}:
     reduced = warm[warm["reduce_us"].notna()]
@@ -411,8 +417,10 @@ if set(timed["device"]) == {models.DEVICES["sm_90"].name}:
     rest = parts[parts["part"] == "choose, gather and finish"]
     finish = rest.set_index(["num_rows", "num_cols", "workload"])["part_us"]
     assert (finish > floors).mean() > 0.5, "the finish takes longer than the read on most shapes"
-    assert (warm["speedup"] > 1).mean() > 0.5, "faster than the best peer on most of them"
+    assert (warm["speedup"] > 1).mean() > 0.7, "faster than the best peer on most of them"
+    alike = pairs[pairs["cache"] == "warm"].groupby(["buffer", "num_rows", "num_cols"])["speedup"]
+    assert alike.agg(models.geomean).min() > 1, "faster than the source's at every shape"
     cold_peers = beside[beside["cache"] == "pressure_256MiB"]["speedup"].dropna()
-    assert (cold_peers < 1).mean() > 0.5, "the best peer is ahead on most once caches are cold"
-    assert by_rows[by_rows["variant"] == OURS]["ratio"].max() < 1.7, "rows made to hurt cost less"
+    assert 0.3 < (cold_peers < 1).mean() < 0.7, "the best peer is ahead on half of them cold"
+    assert by_rows[by_rows["variant"] == OURS]["ratio"].max() < 1.5, "rows made to hurt cost less"
     assert judged["met"].mean() < 0.5, "most bars are missed"

@@ -1092,8 +1092,8 @@ DELEGATE_CHANGES = {
     ),
     "fused-waves-reduce-the-same": (
         "delegate_kernels",
-        "maxima, static_cast<uint32_t>(wave), waves);",
-        "maxima, static_cast<uint32_t>(wave / 2), waves);",
+        "maxima, room, static_cast<uint32_t>(wave), waves);",
+        "maxima, room, static_cast<uint32_t>(wave / 2), waves);",
     ),
     "joined-groups-have-the-last-s-key": (
         "delegate_kernels",

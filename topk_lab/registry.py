@@ -190,7 +190,7 @@ def auto(
     plain = tie_break == order == "any"
     if platform == "cuda":
         if plain:
-            return Choice("delegate", "it was the fastest on an NVIDIA H200, at every shape")
+            return Choice("delegate", "it was the fastest on an NVIDIA H200, at all shapes")
         return Choice("delegate", "it keeps the lowest of equal logits, and takes every order")
     variant = gated(num_rows, num_cols, k)
     if plain and not schedules.gate_refusal(variant, num_rows, num_cols, k):

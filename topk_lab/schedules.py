@@ -812,7 +812,9 @@ def delegate_parts(
     if chosen.launches == chosen.member == "by_shape" and member == "k512_long":
         mixed = num_rows > DELEGATE_PAIR_ROWS and num_cols > DELEGATE_MIXED_COLUMNS
     if mixed and num_cols > DELEGATE_LONG_COLUMNS:
-        short = delegate_member(num_rows, DELEGATE_LONG_COLUMNS, k)
+        # For more rows than multiprocessors, however many there are: of its kernels alone is it
+        # asked that they leave rows to another.
+        short = delegate_member(max(num_rows, DELEGATE_PAIR_ROWS + 1), DELEGATE_LONG_COLUMNS, k)
         form = _delegate_form(member, "by_shape", DELEGATE_FUSED_ROWS, num_cols)
         return (
             DelegatePart(short, DELEGATE_POLICIES[short], "fused", 0, DELEGATE_LONG_COLUMNS),

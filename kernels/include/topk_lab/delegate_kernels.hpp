@@ -43,7 +43,7 @@ __device__ __forceinline__ void reduce_row(const DelegateParams& params) {
   const uint32_t wave = static_cast<uint32_t>(
       wave_uniform(static_cast<int32_t>(blockIdx.y * waves + threadIdx.x / wave_size)));
   reduce_segments(segments, params.delegates + static_cast<int64_t>(row) * params.delegates_stride,
-                  wave, waves * static_cast<uint32_t>(params.blocks_per_row));
+                  segments.count, wave, waves * static_cast<uint32_t>(params.blocks_per_row));
 }
 
 // A key that the k-th is at least: the k-th of the greatest keys of groups, of which any key is in one at most.
@@ -279,11 +279,13 @@ __device__ __forceinline__ void select_by_delegates(const DelegateParams& params
     lds.num_ties = 0;
   }
   constexpr bool fused = Form != DelegateForm::two;
+  // Of no other kernel is it asked that it leaves rows to another.
+  constexpr bool partial = fused && (Policy.blocks_per_unit > 1 || Policy.segment > 16);
   const bool reduced = call.num_cols > whole_columns<Policy>;
   // The launch that reduces lets this one begin when the lengths are final, but not its delegates.
   if (fused || !reduced) await_launch_ahead();
   const RowBounds bounds = row_bounds(call, row);
-  if (bounds.length < params.least_length || bounds.length > params.most_length) return;
+  if (partial && (bounds.length < params.least_length || bounds.length > params.most_length)) return;
   const RowSlice slice{row_logits(call, row, bounds), bounds.length};
   uint32_t* maxima = nullptr;
   if constexpr (Form == DelegateForm::fused) {
@@ -291,23 +293,24 @@ __device__ __forceinline__ void select_by_delegates(const DelegateParams& params
   } else {
     maxima = params.delegates + static_cast<int64_t>(row) * params.delegates_stride;
   }
+  KeptDelegates<Policy> kept_delegates;
   if constexpr (fused) {
     if (slice.length > call.k && slice.length > whole_columns<Policy>) {
       constexpr uint32_t waves = Policy.block_size / wave_size;
       const int32_t wave = wave_uniform(static_cast<int32_t>(thread) / wave_size);
-      reduce_segments(Segments<Policy.segment>(slice), maxima, static_cast<uint32_t>(wave), waves);
+      const Segments<Policy.segment> segments(slice);
+      const uint32_t room = (segments.count + 3u) & ~3u;
+      reduce_segments(segments, maxima, room, static_cast<uint32_t>(wave), waves);
       __syncthreads();
+      kept_delegates.load(maxima, room);
     }
     let_next_launch_begin();
+  } else if (reduced) {
+    // They are read before it is known how many there are, as far as shapes say that there is room for them.
+    await_launch_ahead();
+    kept_delegates.load(maxima, static_cast<uint32_t>(params.delegates_stride));
   }
-  const uint32_t* of_row = maxima;
-  // They are read before it is known how many there are, as far as shapes say that there is room for them.
-  KeptDelegates<Policy> kept_delegates;
-  if (reduced) {
-    if (!fused) await_launch_ahead();
-    kept_delegates.load(of_row, static_cast<uint32_t>(params.delegates_stride));
-  }
-  choose_positions(lds, slice, call.k, of_row, kept_delegates, records);
+  choose_positions(lds, slice, call.k, maxima, kept_delegates, records);
   __syncthreads();
 #pragma unroll 1
   for (int32_t slot = static_cast<int32_t>(thread); slot < call.k; slot += Policy.block_size) {

@@ -130,12 +130,10 @@ __device__ __forceinline__ void write_best_ties(DelegateStorage<Policy>& lds,
     int32_t slot = range.above;
 #pragma unroll
     for (int32_t first = 0; first < compared_ties; first += wave_size) {
-      const int32_t other = first + lane;
-      bool is_better = false;
-      if (other < range.inside) {
-        const uint32_t other_key = lds.tie_keys[other];
-        is_better = other_key > key || (other_key == key && lds.tie_positions[other] < position);
-      }
+      const int32_t other = first + lane < range.inside ? first + lane : tie;  // not better than itself
+      const uint32_t other_key = lds.tie_keys[other];
+      const bool is_better =
+          other_key > key || (other_key == key && lds.tie_positions[other] < position);
       slot += __popcll(__ballot(is_better));
     }
     if (lane == 0 && slot < k) lds.answer[slot] = position;

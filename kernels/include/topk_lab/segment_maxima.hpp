@@ -75,13 +75,14 @@ __device__ __forceinline__ void reduce_among_lanes(uint32_t lane,
 }
 
 // Writes maxima[s], for every segment s, by all of the `num_waves` that share the row, of which the
-// caller's is number `wave`.
+// caller's is number `wave`; and with them those up to `room`, fewer than four, as if all columns there were
+// -inf.
 //
 // A wave takes tiles of delegate_loads * wave_size quads. The lanes that share a segment hold
 // delegate_loads quads of it and its neighbours.
 template <int Segment>
 __device__ __forceinline__ void reduce_segments(const Segments<Segment>& segments, uint32_t* maxima,
-                                                uint32_t wave, uint32_t num_waves) {
+                                                uint32_t room, uint32_t wave, uint32_t num_waves) {
   constexpr uint32_t sharers = Segment / 4;
   constexpr uint32_t in_load = wave_size / sharers;
   constexpr uint32_t in_tile = delegate_loads * in_load;
@@ -117,7 +118,7 @@ __device__ __forceinline__ void reduce_segments(const Segments<Segment>& segment
     for (int i = 0; i < own_segments; ++i) {
       const uint32_t load = (lane % sharers) * own_segments + i;
       const uint32_t segment = first + load * in_load + lane / sharers;
-      if (segment < segments.count) maxima[segment] = delegate_key(greatest[i]);
+      if (segment < room) maxima[segment] = delegate_key(greatest[i]);
     }
   }
 }
