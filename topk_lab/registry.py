@@ -140,6 +140,10 @@ def gated(num_rows: int, num_cols: int, k: int) -> str:
     return "vllm_generic" if refused else "vllm_k512"
 
 
+# Of a greater k the delegate selection has no list of items, and tells all that it keeps apart.
+SHARED_ABOVE_K = 2048
+
+
 @dataclass(frozen=True)
 class Choice:
     """What ``variant="auto"`` stands for in a call, and why.
@@ -179,8 +183,8 @@ def auto(
     Notes
     -----
     The choice for CUDA devices is fitted to the records of an NVIDIA H200 in ``data/measured``
-    (experiment ``delegate_matrix``, k = 512). Of AMD devices no times are recorded, so that
-    the variants stand for themselves there that were published with some.
+    (experiments ``delegate_matrix``, k = 512, and ``delegate_large_k``). Of AMD devices no times
+    are recorded, so that the variants stand for themselves there that were published with some.
     """
     if platform == "cpu":
         return Choice("cpu_delegate", "it takes any k, tie_break and order on a CPU")
@@ -189,8 +193,10 @@ def auto(
         return Choice("aiter_one_block", f"it takes a k above {most}")
     plain = tie_break == order == "any"
     if platform == "cuda":
+        if plain and k > SHARED_ABOVE_K:
+            return Choice("shared_histogram", "it was the fastest on an NVIDIA H200, by such a k")
         if plain:
-            return Choice("delegate", "it was the fastest on an NVIDIA H200, at all shapes")
+            return Choice("delegate", "it was the fastest on an NVIDIA H200, at such shapes")
         return Choice("delegate", "it keeps the lowest of equal logits, and takes every order")
     variant = gated(num_rows, num_cols, k)
     if plain and not schedules.gate_refusal(variant, num_rows, num_cols, k):
