@@ -17,6 +17,9 @@ cut: there threads take fours of delegates, or quads of the row, in turns.
 5. Otherwise all that are listed are told apart, and where more are equal at the k-th than can be
    compared, once more, with segments that rise.
 
+In how many launches that is done, and where the delegates are meanwhile, changes nothing of it. A
+call whose rows have kernels of their own by length takes for each row the member that has it.
+
 To tell keys apart means to narrow the range in which the k-th lies, 256 bins a pass, until what is
 left is wanted whole or can be compared, each with each. The lowest indices win ties.
 
