@@ -513,11 +513,14 @@ def test_plans_run_exactly_through_the_cuda_driver(cuda):
     assert_exact(logits, indices, row_ends=row_ends, values=values)
 
 
-@pytest.mark.parametrize(("num_rows", "overlapped"), [(128, 3), (129, 0)])
-def test_launches_overlap_where_the_plan_says_so(cuda, num_rows, overlapped):
+@pytest.mark.parametrize("launches", [2, 3])
+@pytest.mark.parametrize("num_rows", [128, 129])
+def test_launches_overlap_where_the_plan_says_so(cuda, num_rows, launches):
     shape = plans.Shape(num_rows, 20_000, 512, 20_000, 512, order="value")
-    plan = plans.plan("delegate", shape)
-    assert [launch.overlaps for launch in plan.launches] == [overlapped > 0] * 3
+    form = "fused" if launches == 2 else "two"
+    plan = plans.plan(f"delegate[launches={form}]", shape)
+    overlapped = launches if num_rows == 128 else 0
+    assert [launch.overlaps for launch in plan.launches] == [overlapped > 0] * launches
     cuda.emulates = False
     device = driver.Device("cuda", 0)
     assert device.overlaps

@@ -8,6 +8,7 @@ from topk_lab import results, targets, workloads
 from topk_lab.cli import main
 
 MASKED = {"num_rows": 1, "num_cols": 131_072, "workload": "masked_blocks"}
+FUSED = "delegate[launches=fused]"
 WITHOUT = "vllm_k512[count_neg_inf=false]"
 
 
@@ -158,7 +159,7 @@ def test_the_command_refuses_in_one_line(arguments, words):
 def test_predictions_are_committed_for_owners_of_a_device(target):
     records = results.load(results.data_root() / "emulated" / target / "profile.jsonl")
     assert set(records["status"]) == {"ok"}
-    by_workload = records["variant"].isin(["delegate", "shared_histogram"])
+    by_workload = records["variant"].isin(["delegate", FUSED, "shared_histogram"])
     cells = records[~by_workload].set_index(["variant", "workload"])["counters"]
     assert len(cells) == 12
     for variant, atomics in (("vllm_k512", range(1, 1025)), (WITHOUT, [14_336])):
@@ -180,6 +181,8 @@ def test_every_workload_of_the_rivals_is_committed(target):
         for _, cells in mine.groupby("num_cols"):
             assert sorted(cells["workload"]) == sorted(workloads.names())
         assert mine["num_cols"].nunique() == 2
+    (cells,) = (part for _, part in records[records["variant"] == FUSED].groupby("num_cols"))
+    assert sorted(cells["workload"]) == sorted(workloads.names())
 
 
 @pytest.mark.parametrize("variant", ["sglang_block512", "aiter_one_block"])
