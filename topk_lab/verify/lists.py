@@ -62,6 +62,7 @@ DELEGATE_WORKLOADS = (
     ("odd_one_out", {}),
     ("infinities", {}),
     ("beyond_fp16", {}),
+    ("mostly_negative", {}),
     ("masked_blocks", {}),
     ("masked_prefix", {"finite": 300}),
     *(("pivot_bins", {"count": count}) for count in (64, 65, 2048, 2049)),
