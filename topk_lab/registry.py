@@ -196,7 +196,7 @@ def auto(
         if plain and k > SHARED_ABOVE_K:
             return Choice("shared_histogram", "it was the fastest on an NVIDIA H200, by such a k")
         if plain:
-            return Choice("delegate", "it was the fastest on an NVIDIA H200, at such shapes")
+            return Choice("delegate", "at most shapes it was the fastest on an NVIDIA H200")
         return Choice("delegate", "it keeps the lowest of equal logits, and takes every order")
     variant = gated(num_rows, num_cols, k)
     if plain and not schedules.gate_refusal(variant, num_rows, num_cols, k):

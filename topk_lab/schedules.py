@@ -815,6 +815,7 @@ def delegate_parts(
         # For more rows than multiprocessors, however many there are: of its kernels alone is it
         # asked that they leave rows to another.
         short = delegate_member(max(num_rows, DELEGATE_PAIR_ROWS + 1), DELEGATE_LONG_COLUMNS, k)
+        # One launch, however few the rows: in LDS if there is room.
         form = _delegate_form(member, "by_shape", DELEGATE_FUSED_ROWS, num_cols)
         return (
             DelegatePart(short, DELEGATE_POLICIES[short], "fused", 0, DELEGATE_LONG_COLUMNS),
